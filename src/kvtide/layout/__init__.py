@@ -1,0 +1,37 @@
+"""Model layers -> layer groups -> pages: pure arithmetic, no bytes and no torch."""
+
+from kvtide.layout.grouping import ALIGN_BYTES, LayerGroup, Layout
+from kvtide.layout.lifetime import Full, Lifetime, Mirror, Span, State, Window, needed_blocks
+from kvtide.layout.spec import (
+    ITEM_BYTES,
+    Buffer,
+    DraftSpec,
+    FullSpec,
+    IndexerSpec,
+    LatentSpec,
+    Spec,
+    StateSpec,
+    WindowSpec,
+)
+
+__all__ = [
+    "ALIGN_BYTES",
+    "ITEM_BYTES",
+    "Buffer",
+    "DraftSpec",
+    "Full",
+    "FullSpec",
+    "IndexerSpec",
+    "LatentSpec",
+    "LayerGroup",
+    "Layout",
+    "Lifetime",
+    "Mirror",
+    "Span",
+    "Spec",
+    "State",
+    "StateSpec",
+    "Window",
+    "WindowSpec",
+    "needed_blocks",
+]

@@ -1,0 +1,180 @@
+"""Specs of layers -> layer groups -> bytes of a page and places inside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from kvtide.errors import ConfigError
+from kvtide.layout.lifetime import Lifetime, State, require_positive
+from kvtide.layout.spec import Buffer, Spec, without_idle_window
+from kvtide.types import align_up
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ALIGN_BYTES = 16
+"""Every buffer starts at a multiple of this inside a page, as vector loads want it."""
+
+_GroupKey: TypeAlias = tuple[str, Lifetime, tuple[Buffer, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGroup:
+    """Layers with the same page layout and lifetime; they share one page table.
+
+    A page is page-major: `[layer][buffer][token]...`, each buffer padded to `ALIGN_BYTES`. In a
+    state group a page is one state: `[layer][buffer]`. `layers` are the model's layer indices.
+    """
+
+    name: str
+    lifetime: Lifetime
+    layers: tuple[int, ...]
+    buffers: tuple[Buffer, ...]
+    block_tokens: int
+
+    def __post_init__(self) -> None:
+        """Refuse groups without layers, buffers or tokens, and doubled layers or buffers."""
+        require_positive("block_tokens", self.block_tokens)
+        names = tuple(buffer.name for buffer in self.buffers)
+        for field, values in (("layers", self.layers), ("buffers", names)):
+            if not values or len(set(values)) != len(values):
+                raise ConfigError(
+                    f"{field} of group {self.name!r} are {values}; give at least one, none twice"
+                )
+
+    @property
+    def is_state(self) -> bool:
+        """Whether a page holds one state instead of the tokens of one block."""
+        return isinstance(self.lifetime, State)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page, padding included; a multiple of `ALIGN_BYTES`."""
+        return len(self.layers) * self._layer_bytes
+
+    @property
+    def bytes_per_token(self) -> int | None:
+        """Bytes of one token over all layers of the group, padding excluded; None for state."""
+        return None if self.is_state else self._payload_bytes
+
+    @property
+    def bytes_per_state(self) -> int | None:
+        """Bytes of one state over all layers of the group, padding excluded; None for tokens."""
+        return self._payload_bytes if self.is_state else None
+
+    def offset(self, layer_position: int, buffer_name: str) -> int:
+        """Byte offset inside a page of one buffer of the layer at `layers[layer_position]`."""
+        if not 0 <= layer_position < len(self.layers):
+            raise ConfigError(
+                f"layer_position {layer_position} is outside group {self.name!r}; "
+                f"it has {len(self.layers)} layers"
+            )
+        at = layer_position * self._layer_bytes
+        for buffer in self.buffers:
+            if buffer.name == buffer_name:
+                return at
+            at += self._padded(buffer)
+        known = ", ".join(buffer.name for buffer in self.buffers)
+        raise ConfigError(f"group {self.name!r} has no buffer {buffer_name!r}; it has {known}")
+
+    @property
+    def _payload_bytes(self) -> int:
+        return len(self.layers) * sum(buffer.bytes for buffer in self.buffers)
+
+    @property
+    def _layer_bytes(self) -> int:
+        return sum(self._padded(buffer) for buffer in self.buffers)
+
+    def _padded(self, buffer: Buffer) -> int:
+        tokens = 1 if self.is_state else self.block_tokens
+        return align_up(tokens * buffer.bytes, ALIGN_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What a model caches: its layer groups, all on blocks of `block_tokens` tokens."""
+
+    block_tokens: int
+    groups: tuple[LayerGroup, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse no groups, doubled names, mixed block sizes and off-grid state intervals."""
+        require_positive("block_tokens", self.block_tokens)
+        names = tuple(group.name for group in self.groups)
+        if not names or len(set(names)) != len(names):
+            raise ConfigError(f"groups are {names}; give at least one, each with its own name")
+        for group in self.groups:
+            self._require_on_grid(group)
+
+    @classmethod
+    def from_layers(
+        cls,
+        layers: Mapping[int, Spec | tuple[Spec, ...]],
+        *,
+        block_tokens: int,
+        max_tokens: int | None = None,
+    ) -> Layout:
+        """Group the layers of a model, given what each of them stores.
+
+        A window that no sequence of `max_tokens` tokens can outgrow is full attention, so its
+        layers join that group. Groups come in the order of their first layer. Raises ConfigError.
+        """
+        if max_tokens is not None:
+            require_positive("max_tokens", max_tokens)
+        if not layers:
+            raise ConfigError("layers is empty; a model must have at least one layer that caches")
+        members: dict[_GroupKey, list[int]] = {}
+        for layer in sorted(layers):
+            specs = layers[layer]
+            for spec in specs if isinstance(specs, tuple) else (specs,):
+                plain = without_idle_window(spec, max_tokens)
+                key = (plain.kind, plain.lifetime, plain.buffers)
+                members.setdefault(key, []).append(layer)
+        return cls(block_tokens=block_tokens, groups=_name_groups(members, block_tokens))
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token over all groups that store tokens, padding excluded."""
+        return sum(group.bytes_per_token or 0 for group in self.groups)
+
+    def group(self, name: str) -> LayerGroup:
+        """The group of that name; ConfigError if there is none."""
+        for group in self.groups:
+            if group.name == name:
+                return group
+        known = ", ".join(group.name for group in self.groups)
+        raise ConfigError(f"layout has no group {name!r}; it has {known}")
+
+    def _require_on_grid(self, group: LayerGroup) -> None:
+        if group.block_tokens != self.block_tokens:
+            raise ConfigError(
+                f"block_tokens of group {group.name!r} is {group.block_tokens}; "
+                f"use the layout's {self.block_tokens}"
+            )
+        if isinstance(group.lifetime, State) and group.lifetime.interval_tokens % self.block_tokens:
+            raise ConfigError(
+                f"interval_tokens of group {group.name!r} is {group.lifetime.interval_tokens}; "
+                f"use a multiple of block_tokens = {self.block_tokens}: "
+                "a state is kept only where a block ends"
+            )
+
+
+def _name_groups(
+    members: Mapping[_GroupKey, list[int]], block_tokens: int
+) -> tuple[LayerGroup, ...]:
+    seen: dict[str, int] = {}
+    groups: list[LayerGroup] = []
+    for (kind, lifetime, buffers), layers in members.items():
+        seen[kind] = seen.get(kind, 0) + 1
+        name = kind if seen[kind] == 1 else f"{kind}_{seen[kind]}"
+        groups.append(
+            LayerGroup(
+                name=name,
+                lifetime=lifetime,
+                layers=tuple(layers),
+                buffers=buffers,
+                block_tokens=block_tokens,
+            )
+        )
+    return tuple(groups)
