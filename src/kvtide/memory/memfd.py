@@ -1,0 +1,187 @@
+"""CPU twin of device memory: one memfd, real remapping, real faults at unbacked addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from kvtide.errors import DeviceError, UsageError
+from kvtide.memory import linux
+from kvtide.memory.books import DEFAULT_GRANULE_BYTES, ArenaBooks, check_reservation, check_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvtide.types import IntArray
+
+
+def runs(granules: IntArray, handles: IntArray) -> Iterator[tuple[int, int, int]]:
+    """(granule, handle, count) of each stretch in which both go up by one; granules ascend."""
+    if not len(granules):
+        return
+    breaks = np.flatnonzero((np.diff(granules) != 1) | (np.diff(handles) != 1)) + 1
+    starts = np.concatenate(([0], breaks))
+    counts = np.diff(np.concatenate((starts, [len(granules)])))
+    yield from zip(
+        granules[starts].tolist(), handles[starts].tolist(), counts.tolist(), strict=True
+    )
+
+
+class MemfdArena:
+    """Address range over a memfd; see `Arena`. Neighbours are mapped by one system call."""
+
+    def __init__(self, fd: int, books: ArenaBooks) -> None:
+        """Reserve the addresses; `fd` stays the memory's. DeviceError if the system refuses."""
+        self._fd = fd
+        self._books = books
+        self._num_bytes = books.num_granules * books.granule_bytes
+        self._base = linux.reserve(self._num_bytes)
+
+    @property
+    def base(self) -> int:
+        """Address of byte 0; constant until `close`."""
+        return self._base
+
+    @property
+    def num_granules(self) -> int:
+        """Size of the reservation, in granules."""
+        return self._books.num_granules
+
+    @property
+    def granule_bytes(self) -> int:
+        """Bytes per granule."""
+        return self._books.granule_bytes
+
+    @property
+    def num_mapped(self) -> int:
+        """Granules mapped now."""
+        return self._books.num_mapped
+
+    def map(self, granules: IntArray, handles: IntArray) -> None:
+        """Show the physical granule `handles[i]` at `granules[i]`; see `Arena.map`."""
+        granules, handles = self._books.plan_map(granules, handles)
+        self._remap(runs(granules, handles), apply=self._show, undo=self._hide)
+        self._books.set_mapped(granules, handles)
+
+    def unmap(self, granules: IntArray) -> None:
+        """Make these granules fault on touch; see `Arena.unmap`."""
+        granules, handles = self._books.plan_unmap(granules)
+        # Handles do not matter for hiding, but undoing needs runs that are consecutive in both.
+        self._remap(runs(granules, handles), apply=self._hide, undo=self._show)
+        self._books.set_unmapped(granules, handles)
+
+    def handles_at(self, granules: IntArray) -> IntArray:
+        """Handles mapped at these granules; see `Arena.handles_at`."""
+        return self._books.handles_at(granules)
+
+    def copy(self, src: IntArray, dst: IntArray, num_bytes: int) -> None:
+        """Copy n ranges of `num_bytes` between byte offsets; see `Arena.copy`."""
+        src, dst = self._books.plan_copy(src, dst, num_bytes)
+        for source, target in zip(
+            (src + self._base).tolist(), (dst + self._base).tolist(), strict=True
+        ):
+            ctypes.memmove(target, source, num_bytes)
+
+    def zero(self, at: IntArray, num_bytes: int) -> None:
+        """Set n ranges of `num_bytes` to 0; see `Arena.zero`."""
+        for address in (self._books.plan_zero(at, num_bytes) + self._base).tolist():
+            ctypes.memset(address, 0, num_bytes)
+
+    def buffer(self) -> memoryview:
+        """All bytes of the reservation, without a copy; see `Arena.buffer`."""
+        self._books.require_open()
+        whole = (ctypes.c_ubyte * self._num_bytes).from_address(self._base)
+        return memoryview(whole).cast("B")
+
+    def check(self) -> None:
+        """InvariantError if the books of this arena do not balance."""
+        self._books.check()
+
+    def close(self) -> None:
+        """Give the address range back; its handles can be mapped elsewhere. Harmless twice."""
+        if self._books.close():
+            linux.release(self._base, self._num_bytes)
+
+    def _show(self, granule: int, handle: int, count: int) -> None:
+        size = self.granule_bytes
+        linux.map_file(self._base + granule * size, count * size, fd=self._fd, offset=handle * size)
+
+    def _hide(self, granule: int, handle: int, count: int) -> None:
+        del handle
+        size = self.granule_bytes
+        linux.map_nothing(self._base + granule * size, count * size)
+
+    @staticmethod
+    def _remap(
+        todo: Iterator[tuple[int, int, int]],
+        *,
+        apply: Callable[[int, int, int], None],
+        undo: Callable[[int, int, int], None],
+    ) -> None:
+        done: list[tuple[int, int, int]] = []
+        for run in todo:
+            try:
+                apply(*run)
+            except DeviceError:
+                for earlier in reversed(done):
+                    undo(*earlier)
+                raise
+            done.append(run)
+
+
+class MemfdMemory:
+    """Granules of one memfd; see `Memory`.
+
+    Physical memory is used where bytes were written, and kept until `close`.
+    """
+
+    def __init__(self, num_bytes: int, granule_bytes: int = DEFAULT_GRANULE_BYTES) -> None:
+        """Create the file.
+
+        ConfigError unless `granule_bytes` is a multiple of the OS page and one granule fits.
+        """
+        self._num_granules = check_sizes(num_bytes, granule_bytes, unit=linux.page_bytes())
+        self._granule_bytes = granule_bytes
+        self._bound = np.zeros(self._num_granules, dtype=np.bool_)
+        self._arenas: list[MemfdArena] = []
+        self._fd = linux.create_file("kvtide", self._num_granules * granule_bytes)
+
+    @property
+    def granule_bytes(self) -> int:
+        """Bytes per granule."""
+        return self._granule_bytes
+
+    @property
+    def num_granules(self) -> int:
+        """How many granules exist."""
+        return self._num_granules
+
+    def reserve(self, num_granules: int) -> MemfdArena:
+        """Reserve addresses for `num_granules` granules, more than exist if you like; maps none."""
+        check_reservation(num_granules)
+        if self._fd < 0:
+            raise UsageError(
+                f"this memory of {self._num_granules} granules is closed; create a new one"
+            )
+        arena = MemfdArena(self._fd, ArenaBooks(num_granules, self._granule_bytes, self._bound))
+        self._arenas.append(arena)
+        return arena
+
+    def close(self) -> None:
+        """Close every arena and the file. Views of their buffers must not be touched afterwards."""
+        while self._arenas:
+            self._arenas.pop().close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        """Close at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
