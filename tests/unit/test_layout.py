@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,6 +22,9 @@ from kvtide.layout import (
     Window,
     WindowSpec,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def full(**changes: object) -> FullSpec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,7 +97,7 @@ def test_blocks_are_those_of_the_readable_tokens(
 def test_spans_are_ascending_and_apart(lifetime: Lifetime, length: int, block_tokens: int) -> None:
     spans = needed_blocks(lifetime, length, block_tokens)
     assert all(span.start < span.stop for span in spans)
-    assert all(a.stop < b.start for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a.stop < b.start for a, b in pairwise(spans))
 
 
 @given(
