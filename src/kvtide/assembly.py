@@ -1,0 +1,195 @@
+"""Construction: layout and memory to pools, books and tables, with every impossibility refused first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtide.config import Options
+from kvtide.errors import ConfigError
+from kvtide.layout import LayerGroup, Layout, Mirror, State, Window
+from kvtide.memory import Budget, Memory
+from kvtide.pool import Fences, Pool
+from kvtide.prefix import MirrorRule, Prefixes, PrefixTree, StateRule, WindowRule
+from kvtide.rebalance import Ground
+from kvtide.sequence import Ledger, PageTable
+from kvtide.sequence.groups import FullGroup, StateGroup, WindowGroup
+from kvtide.sequence.rows import Rows
+from kvtide.types import PageArray, ceil_div
+
+GroupBooks = FullGroup | StateGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Everything a manager is made of."""
+
+    memory: Memory
+    budget: Budget
+    fences: Fences
+    pools: Mapping[str, Pool]
+    tables: Mapping[str, PageTable]
+    prefixes: Prefixes
+    ground: Ground
+    ledger: Ledger
+
+
+def assemble(layout: Layout, memory: Memory, max_sequences: int, max_tokens: int, options: Options) -> Parts:
+    """Build the parts, map the start-up granules, check that a longest sequence fits. Raises ConfigError."""
+    for name, value in (("max_sequences", max_sequences), ("max_tokens", max_tokens)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; use 1 or more")
+    groups = tuple(_plain(group, max_tokens) for group in layout.groups)
+    _check_names(groups, options)
+    budget, fences = Budget(memory), Fences()
+    rows = Rows(max_sequences, max_tokens, layout.block_tokens)
+    sizes = _start_granules(groups, memory, rows, options)
+    books: list[GroupBooks] = []
+    for index, group in enumerate(groups):
+        arena = memory.reserve(memory.num_granules)
+        pool = Pool(group.name, group.page_bytes, budget, arena, fences)
+        pool.grow(np.arange(sizes[group.name]))
+        width = 1 if group.is_state else rows.max_blocks
+        table = PageTable(max_sequences, width, layout.block_tokens, options.tables.get(group.name))
+        books.append(_group_books(index, group, pool, table))
+    prefixes = _prefixes(layout, books, options)
+    return _join(memory, budget, fences, rows, books, prefixes, options)
+
+
+def _join(
+    memory: Memory,
+    budget: Budget,
+    fences: Fences,
+    rows: Rows,
+    books: list[GroupBooks],
+    prefixes: Prefixes,
+    options: Options,
+) -> Parts:
+    ledgers: list[Ledger] = []
+
+    def relabel(group: int, remap: PageArray) -> None:
+        ledgers[0].relabel(group, remap)
+
+    pools = [g.pool for g in books]
+    ground = Ground(pools, prefixes, budget, fences, relabel)
+    ground.elastic = options.mode == "elastic"
+    ground.floors = [p.space.granules_for(1 + options.floor_pages.get(p.name, 0)) for p in pools]
+    ledgers.append(Ledger(rows, books, prefixes, ground))
+    return Parts(
+        memory=memory,
+        budget=budget,
+        fences=fences,
+        pools={p.name: p for p in pools},
+        tables={g.pool.name: g.table for g in books},
+        prefixes=prefixes,
+        ground=ground,
+        ledger=ledgers[0],
+    )
+
+
+def _plain(group: LayerGroup, max_tokens: int) -> LayerGroup:
+    """A window that no sequence can outgrow needs no window books; its pool keeps its name."""
+    from dataclasses import replace
+
+    from kvtide.layout import Full
+
+    if isinstance(group.lifetime, Window) and group.lifetime.tokens >= max_tokens:
+        return replace(group, lifetime=Full())
+    return group
+
+
+def _check_names(groups: tuple[LayerGroup, ...], options: Options) -> None:
+    names = {group.name for group in groups}
+    for field, given in (
+        ("pool_ratio", set(options.pool_ratio or {})),
+        ("floor_pages", set(options.floor_pages)),
+        ("tables", set(options.tables)),
+    ):
+        if given - names:
+            raise ConfigError(f"{field} names {sorted(given - names)}; the pools are {sorted(names)}")
+    if options.pool_ratio is not None and set(options.pool_ratio) != names:
+        missing = sorted(names - set(options.pool_ratio))
+        raise ConfigError(
+            f"pool_ratio has {len(options.pool_ratio)} shares for {len(names)} pools; add {missing}"
+        )
+    states = [group.name for group in groups if group.is_state]
+    if options.partial_reuse and states:
+        raise ConfigError(
+            f"partial_reuse is on, but pool {states[0]!r} holds states, which exist only at block boundaries; "
+            "turn partial_reuse off"
+        )
+
+
+def _group_books(index: int, group: LayerGroup, pool: Pool, table: PageTable) -> GroupBooks:
+    block = group.block_tokens
+    match group.lifetime:
+        case State(interval_tokens):
+            return StateGroup(index, pool, table, interval_tokens)
+        case Window(tokens, sinks):
+            return WindowGroup(index, pool, table, WindowRule(tokens, sinks, block))
+        case Mirror(look_ahead):
+            return FullGroup(index, pool, table, MirrorRule(look_ahead, block))
+        case _:
+            return FullGroup(index, pool, table, None)
+
+
+def _prefixes(layout: Layout, books: list[GroupBooks], options: Options) -> Prefixes:
+    most = max(g.pool.space.num_pages for g in books)
+    tree = PrefixTree(
+        layout.block_tokens, len(books), ghost_blocks=int(options.ghost_ratio * most), key=options.key
+    )
+    partial = options.partial_reuse
+    if partial is None:
+        partial = not any(isinstance(g.rule, StateRule) for g in books)
+    return Prefixes(tree, [g.books for g in books], [g.rule for g in books], partial=partial)
+
+
+def _least_pages(group: LayerGroup, max_tokens: int) -> int:
+    """Most pages one sequence of `max_tokens` tokens holds while it decodes token by token."""
+    blocks = ceil_div(max_tokens, group.block_tokens)
+    match group.lifetime:
+        case State():
+            return 2
+        case Window(tokens, sinks):
+            rule = WindowRule(tokens, sinks, group.block_tokens)
+            return min(blocks, rule.max_blocks + rule.sink_blocks)
+        case _:
+            return blocks
+
+
+def _start_granules(
+    groups: tuple[LayerGroup, ...], memory: Memory, rows: Rows, options: Options
+) -> dict[str, int]:
+    """Granules to map per pool at start. Raises ConfigError if one longest sequence would not fit."""
+    size, total = memory.granule_bytes, memory.num_granules
+    least: dict[str, int] = {}
+    for group in groups:
+        pages = max(_least_pages(group, rows.max_tokens), options.floor_pages.get(group.name, 0))
+        least[group.name] = ceil_div((1 + pages) * group.page_bytes, size)
+    need = sum(least.values())
+    if need > total:
+        parts = ", ".join(f"{n} {g * size:,}" for n, g in least.items())
+        raise ConfigError(
+            f"memory of {total * size:,} bytes cannot hold one sequence of max_tokens = {rows.max_tokens:,} (and the "
+            f"floors): {need * size:,} bytes are needed ({parts}); give more memory or lower max_tokens"
+        )
+    if options.pool_ratio is not None:
+        return _shares(dict(options.pool_ratio), least, total, size)
+    if options.mode == "static":
+        return _shares({n: g / need for n, g in least.items()}, least, total, size)
+    return {g.name: ceil_div(g.page_bytes, size) for g in groups}
+
+
+def _shares(ratio: dict[str, float], least: dict[str, int], total: int, size: int) -> dict[str, int]:
+    shares = {name: int(share * total) for name, share in ratio.items()}
+    for name, _ in sorted(ratio.items(), key=lambda kv: (-kv[1], kv[0]))[: total - sum(shares.values())]:
+        shares[name] += 1
+    for name, granules in shares.items():
+        if granules < least[name]:
+            raise ConfigError(
+                f"pool_ratio gives pool {name!r} {granules * size:,} bytes, one sequence of max_tokens needs "
+                f"{least[name] * size:,}; raise its share to {least[name] / total:.4f} or more, or lower max_tokens"
+            )
+    return shares

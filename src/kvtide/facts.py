@@ -1,0 +1,88 @@
+"""The snapshot every viewer reads: frozen facts, no behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvtide.assembly import Parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFacts:
+    """One pool, in pages unless the name says bytes. `pages` = free + in flight + used + cached + sink."""
+
+    name: str
+    page_bytes: int
+    pages: int
+    used: int
+    cached: int
+    dead: int
+    """Of the cached pages, those no match can use any more."""
+    free: int
+    in_flight: int
+    evicted: int
+    """Pages dropped from the cache since the start."""
+    granules: int
+    mapped_bytes: int
+    stranded_bytes: int
+    """Free and dead bytes, if another pool had to evict or refuse in the last steps; else 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Facts about one manager at one moment."""
+
+    steps: int
+    budget_bytes: int
+    unmapped_bytes: int
+    """Budget no pool has mapped."""
+    sequences: int
+    hit_tokens: int
+    prompt_tokens: int
+    recomputed_tokens: int
+    granules_moved: int
+    """Granules that went from one pool to another."""
+    pages_relocated: int
+    cached_runs: int
+    ghost_blocks: int
+    pools: Mapping[str, PoolFacts]
+
+
+def take_snapshot(parts: Parts) -> Snapshot:
+    """Read the facts off the books; changes nothing."""
+    dead = parts.prefixes.dead_pages()
+    pressed = parts.ground.pressed()
+    pools: dict[str, PoolFacts] = {}
+    for g, (name, pool) in enumerate(parts.pools.items()):
+        books = pool.books
+        idle = (books.num_free + dead[g]) * pool.page_bytes
+        pools[name] = PoolFacts(
+            name=name,
+            page_bytes=pool.page_bytes,
+            pages=books.num_pages,
+            used=books.num_leased,
+            cached=books.num_cached,
+            dead=dead[g],
+            free=books.num_free,
+            in_flight=books.num_in_flight,
+            evicted=parts.prefixes.num_evicted[g],
+            granules=pool.num_mapped,
+            mapped_bytes=pool.num_mapped * pool.space.granule_bytes,
+            stranded_bytes=idle if pressed - {g} else 0,
+        )
+    stats, granule = parts.ledger.stats, parts.memory.granule_bytes
+    return Snapshot(
+        steps=parts.fences.issued,
+        budget_bytes=parts.budget.num_granules * granule,
+        unmapped_bytes=parts.budget.num_free * granule,
+        sequences=len(parts.ledger.live),
+        hit_tokens=stats.hit_tokens,
+        prompt_tokens=stats.prompt_tokens,
+        recomputed_tokens=stats.recomputed_tokens,
+        granules_moved=parts.ground.num_moved,
+        pages_relocated=parts.ground.num_relocated,
+        cached_runs=len(parts.prefixes.tree.nodes()),
+        ghost_blocks=parts.prefixes.tree.num_ghost_blocks,
+        pools=pools,
+    )

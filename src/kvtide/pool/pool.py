@@ -1,0 +1,108 @@
+"""One pool: the pages of one layer group on one tier, over granules of the tier's budget."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvtide.errors import InvariantError
+from kvtide.memory import Arena, Budget
+from kvtide.pool.fences import Fences
+from kvtide.pool.pages import PageBooks
+from kvtide.pool.space import PageSpace
+from kvtide.types import SINK, IntArray, PageArray
+
+
+class Pool:
+    """Pages of equal size that come and go with the granules under them.
+
+    The arena reserves addresses for the whole tier, so page p is always at `base + p * page_bytes`.
+    """
+
+    def __init__(self, name: str, page_bytes: int, budget: Budget, arena: Arena, fences: Fences) -> None:
+        self.name = name
+        self.page_bytes = page_bytes
+        self.arena = arena
+        self.space = PageSpace(page_bytes, arena.granule_bytes, budget.num_granules)
+        self.books = PageBooks(self.space.num_pages, fences)
+        self.mapped = np.zeros(budget.num_granules, np.bool_)
+        self.num_mapped = 0
+        self.num_moved_in = 0
+        self._handles = np.full(budget.num_granules, -1, np.int64)
+        self._budget = budget
+
+    def growth_for(self, num_pages: int) -> IntArray:
+        """Unmapped granules (ascending) that would bring `num_pages` more pages into existence."""
+        absent = np.flatnonzero(~self.books.exists)[:num_pages]
+        under = self.space.under(absent)
+        return under[~self.mapped[under]]
+
+    def grow(self, granules: IntArray) -> bool:
+        """Map free granules of the budget at `granules`; False, changing nothing, if there are too few.
+
+        Fresh granules are zeroed first: another pool's bytes, in another number format, must never
+        reach this pool's readers.
+        """
+        handles = self._budget.take(len(granules))
+        if handles is None:
+            return False
+        self.arena.map(granules, handles)
+        self.arena.zero(granules * self.space.granule_bytes, self.space.granule_bytes)
+        self.mapped[granules] = True
+        self._handles[granules] = handles
+        self.num_mapped += len(granules)
+        self.num_moved_in += len(granules)
+        whole = self.space.complete(self.space.touching(granules), self.mapped)
+        self.books.create(whole[~self.books.exists[whole]])
+        return True
+
+    def shrink(self, granules: IntArray) -> int:
+        """Destroy the free pages over `granules`, return to the budget every granule left under none.
+
+        Raises UsageError, changing nothing, if a page there is not free. Returns the number of
+        granules given back: at least `len(granules)`, more where a destroyed page was the last
+        one on a neighbour.
+        """
+        touched = self.space.touching(granules)
+        doomed = touched[self.books.exists[touched]]
+        self.books.destroy(doomed)
+        near = np.union1d(granules, self.space.under(doomed))
+        bare = self.space.bare(near[self.mapped[near]], self.books.exists)
+        if len(bare):
+            self.arena.unmap(bare)
+            self._budget.give(self._handles[bare])
+            self.mapped[bare] = False
+            self._handles[bare] = -1
+            self.num_mapped -= len(bare)
+        return len(bare)
+
+    def copy(self, src: PageArray, dst: PageArray) -> None:
+        """Copy whole pages `src[i]` to `dst[i]`."""
+        size = self.page_bytes
+        self.arena.copy(src.astype(np.int64) * size, dst.astype(np.int64) * size, size)
+
+    def zero(self, pages: PageArray) -> None:
+        """Fill whole pages with zero bytes."""
+        self.arena.zero(pages.astype(np.int64) * self.page_bytes, self.page_bytes)
+
+    @property
+    def num_usable(self) -> int:
+        """Pages that can hold data: all that exist but the sink."""
+        return self.books.num_pages - 1
+
+    @property
+    def num_available(self) -> int:
+        """Pages a new user could have without any other pool giving ground: free + cached."""
+        return self.books.num_free + self.books.num_cached
+
+    def check(self) -> None:
+        """Raise InvariantError unless pages, granules and the budget's books agree."""
+        self.books.check()
+        whole = self.space.complete(np.arange(self.space.num_pages, dtype=np.int32), self.mapped)
+        if not np.array_equal(whole, np.flatnonzero(self.books.exists)):
+            raise InvariantError(f"pool {self.name!r}: a page exists without its granules, or lacks them")
+        if not self.books.exists[SINK]:
+            raise InvariantError(f"pool {self.name!r}: the sink page does not exist")
+        if self.num_mapped != int(np.count_nonzero(self.mapped)):
+            raise InvariantError(f"pool {self.name!r}: num_mapped is {self.num_mapped}")
+        if ((self._handles >= 0) != self.mapped).any():
+            raise InvariantError(f"pool {self.name!r}: handles and mapped granules disagree")

@@ -1,0 +1,237 @@
+"""Elastic growth on this rank: find pages for live demand, by moving granules between pools if need be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from kvtide.memory import Budget
+from kvtide.pool import Fences, Pool
+from kvtide.prefix import Prefixes
+from kvtide.rebalance.decide import Move, PoolNeed, cheapest_granules, colder, refusing_pool
+from kvtide.types import SINK, IntArray, PageArray, ceil_div
+
+Relabel = Callable[[int, PageArray], None]
+"""(group, remap): page ids of a group changed, `remap[old]` is the new one; fix every table."""
+
+_RECENT = 32
+"""Steps for which a pool that was short counts as under pressure."""
+
+
+class Ground:
+    """Where pages come from when a pool is short.
+
+    In order: the pool's free pages, the budget's free granules, then whichever is colder: the pool's
+    own cached pages or another pool's ground. Live pages are moved only inside the donor, only
+    while no step is in flight, and never below what live sequences need.
+    """
+
+    def __init__(
+        self, pools: Sequence[Pool], prefixes: Prefixes, budget: Budget, fences: Fences, relabel: Relabel
+    ) -> None:
+        self._pools = pools
+        self._prefixes = prefixes
+        self._budget = budget
+        self._fences = fences
+        self._relabel = relabel
+        self.elastic = True
+        self.floors = [0] * len(pools)
+        self._pressed_at = [-_RECENT - 1] * len(pools)
+        self.num_relocated = 0
+        self.num_moved = 0
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def limit(self, group: int) -> int:
+        """Most pages the pool could ever hand out, with every other pool at its floor."""
+        pool = self._pools[group]
+        if not self.elastic:
+            return pool.num_usable
+        others = sum(max(f, p.space.granules_for(1)) for f, p in zip(self.floors, self._pools, strict=True))
+        others -= max(self.floors[group], pool.space.granules_for(1))
+        return pool.space.pages_in(self._budget.num_granules - others) - 1
+
+    def refusing(self, wanted: Sequence[int]) -> int | None:
+        """The pool that cannot give `wanted` pages now, whatever cached pages are dropped; None if all can."""
+        needs = [
+            PoolNeed(
+                page_bytes=pool.page_bytes,
+                busy=pool.books.num_leased + pool.books.num_in_flight,
+                wanted=wanted[g],
+                floor_granules=self.floors[g] if self.elastic else pool.num_mapped,
+                limit_pages=pool.space.num_pages - 1 if self.elastic else pool.num_usable,
+            )
+            for g, pool in enumerate(self._pools)
+        ]
+        return refusing_pool(needs, self._budget.num_granules, self._pools[0].space.granule_bytes)
+
+    def secure(self, wanted: Sequence[int]) -> int | None:
+        """Make `wanted[g]` pages free in every pool g; returns the pool that refused, or None.
+
+        A refusal before anything was dropped is the rule; one afterwards (pages in flight, or ground
+        cut up by pages that may not move now) loses cached pages, never live ones.
+        """
+        short = [g for g, pool in enumerate(self._pools) if pool.books.num_free < wanted[g]]
+        for g in short:
+            self._pools[g].books.drain()
+        if all(self._pools[g].books.num_free >= wanted[g] for g in short):
+            return None
+        refused = self.refusing(wanted)
+        if refused is not None:
+            self._pressed_at[refused] = self._fences.issued
+            return refused
+        for g in short:
+            while self._pools[g].books.num_free < wanted[g]:
+                if not self._relieve(g, wanted):
+                    return g
+        return None
+
+    def pressed(self) -> set[int]:
+        """Pools that had to evict, take ground or refuse within the last steps."""
+        now = self._fences.issued
+        return {g for g, step in enumerate(self._pressed_at) if now - step <= _RECENT}
+
+    def spare(self, group: int) -> bool:
+        """Make one page free in a pool at the cost of nothing live: free budget, else a cached page."""
+        return (self.elastic and self.grow(group, 1)) or self._prefixes.evict(group, 1) > 0
+
+    # -- acting --------------------------------------------------------------------------------
+
+    def _relieve(self, group: int, wanted: Sequence[int]) -> bool:
+        """Free some pages in a short pool; False if nothing more can be done."""
+        missing = wanted[group] - self._pools[group].books.num_free
+        if self.elastic and self.grow(group, missing):
+            return True
+        self._pressed_at[group] = self._fences.issued
+        own = self._prefixes.coldest(group)
+        if self.elastic and self._fences.quiesced:
+            for donor in self._donors(group, wanted):
+                rank = self._prefixes.coldest(donor)
+                idle = self._pools[donor].books.num_free > wanted[donor]
+                if (idle or (rank is not None and colder(rank, own, self._prefixes.clock))) and self._trade(
+                    donor, group, missing, wanted[donor]
+                ):
+                    return True
+        if own is None:
+            return False
+        freed = self._prefixes.evict(group, missing)
+        self._pools[group].books.drain()
+        return freed > 0
+
+    def _donors(self, group: int, wanted: Sequence[int]) -> list[int]:
+        """Other pools with something to give: idle free pages first, then by the rank of their coldest."""
+        last = (2, 0, 0)
+        offers: list[tuple[bool, tuple[int, int, int], int]] = []
+        for d, pool in enumerate(self._pools):
+            if d == group or pool.num_mapped <= max(self.floors[d], pool.space.granules_for(1)):
+                continue
+            spare = pool.books.num_free - wanted[d]
+            rank = self._prefixes.coldest(d)
+            if spare > 0 or rank is not None:
+                idle = spare * pool.page_bytes >= pool.space.granule_bytes
+                offers.append((not idle, rank or last, d))
+        return [d for _, _, d in sorted(offers)]
+
+    def grow(self, group: int, num_pages: int) -> bool:
+        """Add up to `num_pages` pages (at least one) from the budget's free granules; False if none."""
+        pool, free = self._pools[group], self._budget.num_free
+        space = pool.space
+        num_pages = min(num_pages, free * space.granule_bytes // space.page_bytes + 1)
+        while num_pages > 0:
+            granules = pool.growth_for(num_pages)
+            if 0 < len(granules) <= free:
+                return pool.grow(granules)
+            if not len(granules):
+                return False
+            num_pages -= max(1, (len(granules) - free) * space.granule_bytes // space.page_bytes)
+        return False
+
+    def _trade(self, donor: int, receiver: int, missing: int, keep: int) -> bool:
+        """Move ground for `missing` pages from one pool to another, at least a page's worth."""
+        pool = self._pools[receiver]
+        lacking = len(pool.growth_for(missing)) - self._budget.num_free
+        if lacking > 0 and not self.give(donor, lacking, keep):
+            return False
+        moved = self.grow(receiver, missing)
+        if moved:
+            self.num_moved += max(lacking, 0)
+        return moved
+
+    def give(self, donor: int, count: int, keep: int = 0) -> int:
+        """Return up to `count` granules of a pool to the budget, leaving `keep` free pages; how many went.
+
+        Drops the pool's coldest cached pages until the rest fits, then moves what still stands on the
+        chosen granules to free pages elsewhere in the pool. Needs a quiesced engine.
+        """
+        pool = self._pools[donor]
+        bottom = max(self.floors[donor], pool.space.granules_for(1))
+        count = min(count, pool.num_mapped - bottom)
+        while count > 0:
+            granules = self._clear_granules(donor, count, keep)
+            if granules is not None:
+                return pool.shrink(granules)
+            count //= 2
+        return 0
+
+    def _clear_granules(self, donor: int, count: int, keep: int) -> IntArray | None:
+        """Vacate `count` granules of a pool and return them, or None if they cannot be."""
+        pool, books = self._pools[donor], self._pools[donor].books
+        lost = min(ceil_div(count * pool.space.granule_bytes, pool.page_bytes) + 2, books.num_pages)
+        if lost + keep > books.num_free:
+            self._prefixes.evict(donor, lost + keep - books.num_free)
+            books.drain()
+        chosen = self._choose(pool, count)
+        if len(chosen) < count:
+            return None
+        doomed = pool.space.touching(chosen)
+        doomed = doomed[books.exists[doomed]]
+        free = books.free_mask()
+        occupied = doomed[~free[doomed]]
+        if books.num_free - (len(doomed) - len(occupied)) - len(occupied) < keep:
+            return None
+        if len(occupied):
+            avoid = np.zeros(books.max_pages, np.bool_)
+            avoid[doomed] = True
+            target = books.take_outside(avoid, len(occupied))
+            if target is None:
+                return None
+            self._relocate(donor, occupied, target)
+        return chosen
+
+    def _choose(self, pool: Pool, count: int) -> IntArray:
+        space, books = pool.space, pool.books
+        leased = space.load(np.flatnonzero(books.lease > 0))
+        cached = space.load(np.flatnonzero((books.lease == 0) & (books.owner > 0)))
+        fixed = books.in_flight_pages()
+        leased[space.under(np.concatenate([[SINK], fixed]))] = -1
+        mapped = np.flatnonzero(pool.mapped)
+        if pool.page_bytes > space.granule_bytes:
+            # Holes between pages larger than a granule would cost granules: shrink from the top only.
+            top = mapped[leased[mapped] >= 0][-count:]
+            return top
+        return cheapest_granules(mapped, leased, cached, count)
+
+    def _relocate(self, group: int, src: PageArray, dst: PageArray) -> None:
+        """Move pages and every name they have: bytes, books, tree, tables."""
+        pool = self._pools[group]
+        pool.copy(src, dst)
+        owners = pool.books.owner[src].copy()
+        pool.books.move(src, dst)
+        remap = np.arange(pool.books.max_pages + 1, dtype=np.int32)
+        remap[-1] = -1
+        remap[src] = dst
+        self._prefixes.relabel(group, owners, remap)
+        self._relabel(group, remap)
+        self.num_relocated += len(src)
+
+    def move(self, move: Move, index: dict[str, int]) -> int:
+        """Carry out one planned move now; returns the granules that changed hands."""
+        donor, receiver = index[move.donor], index[move.receiver]
+        self.give(donor, move.granules)
+        pool = self._pools[receiver]
+        absent = np.flatnonzero(~pool.mapped)[: min(move.granules, self._budget.num_free)]
+        if not len(absent) or not pool.grow(absent):
+            return 0
+        self.num_moved += len(absent)
+        return len(absent)

@@ -1,0 +1,8 @@
+"""Who holds what: sequences, their rows in the page tables, and the verbs on them."""
+
+from kvtide.sequence.groups import PageCopy
+from kvtide.sequence.ledger import Answer, Ledger, Reuse
+from kvtide.sequence.sequence import Batch, Sequence, Status
+from kvtide.sequence.table import Csr, PageTable
+
+__all__ = ["Answer", "Batch", "Csr", "Ledger", "PageCopy", "PageTable", "Reuse", "Sequence", "Status"]

@@ -1,0 +1,22 @@
+"""Where sequences get pages from: the seam to capacity that moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Supply(Protocol):
+    """Finds free pages, by dropping cached ones or moving capacity if it must."""
+
+    def secure(self, wanted: Sequence[int]) -> int | None:
+        """Make `wanted[g]` pages free in every pool g at once; None, or the pool that refused."""
+        ...
+
+    def spare(self, group: int) -> bool:
+        """Make one page free in a pool at the cost of nothing live: free budget, else a cached page."""
+        ...
+
+    def limit(self, group: int) -> int:
+        """Most pages the pool could ever hand out."""
+        ...
