@@ -231,9 +231,9 @@ class KVManager:
             self._parts.ledger.finish(seq)
             seq.saved, seq.status, seq.match = saved, Status.SUSPENDED, None
 
-    def resume(self, sequences: Seq[Sequence]) -> Answer:
-        """Admit suspended sequences again, all or nothing. What is no longer cached must be recomputed."""
-        return self.admit(sequences)
+    def resume(self, sequences: Seq[Sequence], num_tokens: int | Seq[int] | None = None) -> Answer:
+        """Admit suspended sequences again, as `admit`. What is no longer cached must be recomputed."""
+        return self.admit(sequences, num_tokens)
 
     def close(self, sequences: Seq[Sequence]) -> None:
         """End sequences. Whole computed blocks stay cached. Closing twice does nothing."""

@@ -68,10 +68,14 @@ class Copies:
         self._running.clear()
 
     def relabel(self, group: int, remap: PageArray) -> None:
-        """Pages of `group` moved: `remap[old]` is the new id (`remap[ZERO]` is `ZERO`)."""
+        """Pages of `group` moved: `remap[old]` is the new id."""
+
+        def new(page: int) -> int:
+            return page if page < 0 else int(remap[page])  # ZERO and UNPLACED name no page
+
         for row, copies in self._planned.items():
             self._planned[row] = [
-                (g, int(remap[src]), int(remap[dst])) if g == group else (g, src, dst) for g, src, dst in copies
+                (g, new(src), new(dst)) if g == group else (g, src, dst) for g, src, dst in copies
             ]
 
     def leases(self, group: int) -> PageArray:

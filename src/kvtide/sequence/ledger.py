@@ -101,8 +101,8 @@ class Ledger:
         for seq, num_tokens in requests:
             if not self.rows.num_free:
                 return self._leave(entered, Answer(ok=False, pool="rows", needed=1, available=0))
-            blocks = ceil_div(num_tokens, self._block)
             self._enter(seq)
+            blocks = ceil_div(max(num_tokens, seq.hit), self._block)
             entered.append((seq, blocks))
             fresh = blocks - seq.published
             for g in self.paged:
@@ -136,6 +136,7 @@ class Ledger:
             match = seq.match = self.match(seq, seq.tokens)
         row = self.rows.take(seq.tokens)
         seq.row, seq.rows = row, self.rows
+        self.live[row] = seq  # from now on: moved pages must be renamed in this row as well
         for g in self.paged:
             g.attach(row, match, self.prefixes)
         self._hold_sources(seq, match)  # before anchor, which may split the run they are named by
@@ -177,7 +178,6 @@ class Ledger:
         seq.status, seq.epoch = Status.ADMITTED, self.epoch
         seq.branch = match.full_blocks if match.full_blocks > match.blocks else -1
         self.prefixes.touch(match)
-        self.live[row] = seq
         self._unproven.add(row)
 
     def _refusal(self, pool: int, needed: int) -> Answer:
@@ -416,7 +416,7 @@ class Ledger:
         self._require_rewindable(seq, computed)
         self.rows.length[row] = length
         self.rows.computed[row] = computed
-        if computed // self._block < seq.published:
+        if computed // self._block < seq.published and seq.epoch == self.epoch:
             assert seq.node is not None
             node = self.prefixes.ancestor(seq.node, computed // self._block)
             node.pins += 1
@@ -448,10 +448,13 @@ class Ledger:
             return False
         if self.copies:  # the child shares pages that a copy is still to fill
             self.copies.run()
+            self.copies.finish()
         row = self.rows.take(seq.tokens)
-        self.rows.computed[row], self.rows.room[row] = seq.computed, seq.capacity
+        # Room beyond the computed tokens is the parent's alone: both would write there.
+        blocks = ceil_div(seq.computed, self._block)
+        self.rows.computed[row], self.rows.room[row] = seq.computed, blocks * self._block
         for g in self.paged:
-            g.adopt_row(row, seq.row, self.rows.blocks(row))
+            g.adopt_row(row, seq.row, blocks)
         for g in self.states:
             g.adopt_row(row, seq.row)
         child.row, child.rows, child.status = row, self.rows, Status.ADMITTED

@@ -38,27 +38,18 @@ class Forward:
         self.num_queries = int(num_new.max())
         self.length = int(self.ends.max())
         self.past = self.length - self.num_queries
+        self.is_fresh = not starts.any()
+        """Whether no row has a past: what is written now is all there is to read."""
+        self.is_even = bool((num_new == self.num_queries).all())
+        """Whether all rows compute equally many tokens."""
+        self.is_padded = bool((self.ends != self.length).any())
+        """Whether a row is shorter than `length`."""
         self._cells: dict[int, tuple[IntArray, IntArray]] = {}
 
     @property
     def batch_size(self) -> int:
         """Number of sequences."""
         return len(self.starts)
-
-    @property
-    def is_fresh(self) -> bool:
-        """Whether no row has a past: what is written now is all there is to read."""
-        return not self.starts.any()
-
-    @property
-    def is_even(self) -> bool:
-        """Whether all rows compute equally many tokens."""
-        return bool((self.num_new == self.num_queries).all())
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether a row is shorter than `length`."""
-        return bool((self.ends != self.length).any())
 
     def width(self, window: int | None) -> int:
         """Columns a layer reads, new tokens included; `window` None is full attention.
