@@ -9,7 +9,7 @@ import numpy as np
 
 from kvtide.errors import InvariantError
 from kvtide.pool import PageBooks
-from kvtide.prefix.joint import MirrorRule, Rule, SparseRule, longest_hit
+from kvtide.prefix.joint import BoolArray, MirrorRule, Rule, SparseRule, longest_hit
 from kvtide.prefix.node import Node
 from kvtide.prefix.order import DEAD, LIVE, LOOSE, Order, Rank
 from kvtide.prefix.tree import PrefixTree, Walk, pages_of
@@ -57,7 +57,8 @@ class Prefixes:
         self._sparse = [(g, rule) for g, rule in self._needs if not isinstance(rule, MirrorRule)]
         self._runs = Order(1, self._run_rank)
         self._all_sparse = len(self._sparse) == len(books)
-        self._loose = {g: Order(2 << g, self._sparse_rank(g, rule)) for g, rule in self._sparse}
+        self._loose = {g: Order(4 << 2 * g, self._loose_rank(g, rule)) for g, rule in self._sparse}
+        self._kept = {g: Order(8 << 2 * g, self._kept_rank(g, rule)) for g, rule in self._sparse}
         for g in self._loose:
             books[g].newly_cached = []
 
@@ -143,9 +144,13 @@ class Prefixes:
             for g, books in enumerate(self._books):
                 pages = pages_of(upper, g)
                 books.adopt(pages[pages >= 0], upper.slot)
-            for order in self._loose.values():
-                order.queue(upper)
+            for g in self._loose:
+                self._queue(g, upper)
         return upper
+
+    def _queue(self, group: int, node: Node) -> None:
+        self._loose[group].queue(node)
+        self._kept[group].queue(node)
 
     # -- publishing ----------------------------------------------------------------------------
 
@@ -213,37 +218,46 @@ class Prefixes:
     def coldest(self, group: int) -> Rank | None:
         """Rank of what `evict(group, ...)` would drop first; None if it has nothing to drop."""
         self._note_cached(group)
-        head = self._order(group).coldest()
+        heads = [order.coldest() for order in self._orders(group)]
+        return next((head[0] for head in heads if head is not None), None)
+
+    def coldest_useful(self, group: int) -> Rank | None:
+        """Rank of the first thing `evict(group, ...)` would drop that a match may still use."""
+        self._note_cached(group)
+        head = self._orders(group)[-1].coldest()
         return None if head is None else head[0]
 
     def evict(self, group: int, num_pages: int) -> int:
         """Drop cached pages until `group`'s pool is `num_pages` freer or nothing is left; return how many."""
-        order = self._order(group)
         self._note_cached(group)
         freed = 0
-        while freed < num_pages:
-            head = order.coldest()
-            if head is None:
-                break
-            if order is self._runs:
-                freed += self._drop_tail(head[1], group, num_pages - freed)
-            else:
-                freed += self._drop_sparse(head[1], group, num_pages - freed)
+        for order in self._orders(group):
+            while freed < num_pages:
+                head = order.coldest()
+                if head is None:
+                    break
+                wanted = num_pages - freed
+                if order is self._runs:
+                    freed += self._drop_tail(head[1], group, wanted)
+                else:
+                    freed += self._drop_sparse(head[1], group, wanted)
         return freed
 
     def _note_cached(self, group: int) -> None:
         """Give the runs whose pages lost their last lease an entry, once each, before an eviction."""
         owners = self._books[group].newly_cached
         if owners:
-            order = self._order(group)
             for slot in np.unique(np.concatenate(owners)):
                 node = self.tree.find(int(slot))
                 if node is not None:
-                    order.queue(node)
+                    self._queue(group, node)
             owners.clear()
 
-    def _order(self, group: int) -> Order:
-        return self._loose.get(group, self._runs)
+    def _orders(self, group: int) -> tuple[Order, ...]:
+        """Where the group's victims come from, first choice first."""
+        if group in self._loose:
+            return self._loose[group], self._kept[group]
+        return (self._runs,)
 
     def _run_rank(self, node: Node) -> Rank | None:
         if node.pins or node.live_children or node.ghost or node.parent is None:
@@ -275,38 +289,44 @@ class Prefixes:
                 self._runs.queue(parent)
         return freed
 
-    def _sparse_rank(self, group: int, rule: SparseRule) -> Callable[[Node], Rank | None]:
-        lease = self._books[group].lease
-
+    def _loose_rank(self, group: int, rule: SparseRule) -> Callable[[Node], Rank | None]:
         def rank(node: Node) -> Rank | None:
-            if node.ghost or node.parent is None:
-                return None
-            pages = pages_of(node, group)
-            present = pages >= 0
-            idle = present.copy()
-            idle[present] = lease[pages[present]] == 0
-            if not idle.any():
-                return None
-            loose = idle & ~rule.kept(present, node.depth)
-            return (LOOSE if loose.any() else LIVE, node.priority, node.used)
+            idle, kept = self._idle(node, group, rule)
+            return (LOOSE, node.priority, node.used) if (idle & ~kept).any() else None
 
         return rank
+
+    def _kept_rank(self, group: int, rule: SparseRule) -> Callable[[Node], Rank | None]:
+        def rank(node: Node) -> Rank | None:
+            idle, kept = self._idle(node, group, rule)
+            return (LIVE, node.priority, node.used) if (idle & kept).any() else None
+
+        return rank
+
+    def _idle(self, node: Node, group: int, rule: SparseRule) -> tuple[BoolArray, BoolArray]:
+        """Which of a run's pages in a sparse group have no user, and which serve a match at its end."""
+        if node.ghost or node.parent is None:
+            return _NONE, _NONE
+        pages = pages_of(node, group)
+        present = pages >= 0
+        return present & (self._books[group].lease[pages] == 0), rule.kept(present, node.depth)
 
     def _drop_sparse(self, node: Node, group: int, wanted: int) -> int:
         """Evict window pages or snapshots of one run: the loose ones first, from the front."""
         rule, books = dict(self._sparse)[group], self._books[group]
         pages = pages_of(node, group).copy()
-        present = pages >= 0
-        idle = present.copy()
-        idle[present] = books.lease[pages[present]] == 0
-        loose = idle & ~rule.kept(present, node.depth)
-        if not loose.any() and not node.live_children:
-            node.stale = True  # nothing can end here any more: what else the run holds is dead
-            self._runs.requeue(node)
-        victims = np.flatnonzero(loose if loose.any() else idle)[:wanted]
+        idle, kept = self._idle(node, group, rule)
+        loose = idle & ~kept
+        if not loose.any():
+            loose = idle
+            if not node.live_children:
+                node.stale = True  # nothing can end here any more: what else the run holds is dead
+                self._runs.requeue(node)
+        victims = np.flatnonzero(loose)[:wanted]
         books.disown(pages[victims])
         pages[victims] = -1
         node.pages[group] = pages.tobytes()
+        self._queue(group, node)  # what is left may have become loose
         self.num_evicted[group] += len(victims)
         self.tree.version += 1
         self._prune(node)
@@ -328,7 +348,7 @@ class Prefixes:
                 pages = pages_of(node, g)
                 books.disown(pages[pages >= 0])
         self._runs.clear()
-        for order in self._loose.values():
+        for order in (*self._loose.values(), *self._kept.values()):
             order.clear()
 
     # -- moving and facts ----------------------------------------------------------------------
@@ -377,6 +397,9 @@ class Prefixes:
 
 _CRUMB = 8
 """Blocks: an eviction leaves no run shorter than this, and takes no less from a long one."""
+
+
+_NONE = np.zeros(1, np.bool_)
 
 
 def _any_present(pages: bytes) -> bool:

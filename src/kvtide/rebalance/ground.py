@@ -9,11 +9,18 @@ import numpy as np
 from kvtide.memory import Budget
 from kvtide.pool import Fences, Pool
 from kvtide.prefix import Prefixes
+from kvtide.prefix.order import LIVE, Rank
 from kvtide.rebalance.decide import Move, PoolNeed, cheapest_granules, colder, refusing_pool
 from kvtide.types import SINK, IntArray, PageArray, ceil_div
 
 Relabel = Callable[[int, PageArray], None]
 """(group, remap): page ids of a group changed, `remap[old]` is the new one; fix every table."""
+
+_FORGET = 0.99
+"""Per match or publication: how fast a pool's peak demand fades."""
+
+_STEP = 32
+"""A pool that takes ground grows by at least this fraction (1/n), so that moves stay few."""
 
 _RECENT = 32
 """Steps for which a pool that was short counts as under pressure."""
@@ -37,6 +44,7 @@ class Ground:
         self._relabel = relabel
         self.elastic = True
         self.floors = [0] * len(pools)
+        self._recent_need = [(0.0, 0)] * len(pools)
         self._pressed_at = [-_RECENT - 1] * len(pools)
         self.num_relocated = 0
         self.num_moved = 0
@@ -72,7 +80,10 @@ class Ground:
         A refusal before anything was dropped is the rule; one afterwards (pages in flight, or ground
         cut up by pages that may not move now) loses cached pages, never live ones.
         """
+        self._note(wanted)
         short = [g for g, pool in enumerate(self._pools) if pool.books.num_free < wanted[g]]
+        if not short:
+            return None
         for g in short:
             self._pools[g].books.drain()
         if all(self._pools[g].books.num_free >= wanted[g] for g in short):
@@ -92,6 +103,15 @@ class Ground:
         now = self._fences.issued
         return {g for g, step in enumerate(self._pressed_at) if now - step <= _RECENT}
 
+    def _note(self, wanted: Sequence[int]) -> None:
+        """Remember each pool's recent peak demand: ground it will ask back at once is not to spare."""
+        clock = self._prefixes.clock
+        for g, pages in enumerate(wanted):
+            if pages:
+                peak, then = self._recent_need[g]
+                peak *= _FORGET ** (clock - then)
+                self._recent_need[g] = (max(peak, pages), clock)
+
     def spare(self, group: int) -> bool:
         """Make one page free in a pool at the cost of nothing live: free budget, else a cached page."""
         return (self.elastic and self.grow(group, 1)) or self._prefixes.evict(group, 1) > 0
@@ -100,18 +120,17 @@ class Ground:
 
     def _relieve(self, group: int, wanted: Sequence[int]) -> bool:
         """Free some pages in a short pool; False if nothing more can be done."""
-        missing = wanted[group] - self._pools[group].books.num_free
-        if self.elastic and self.grow(group, missing):
-            return True
+        pool = self._pools[group]
+        missing = wanted[group] - pool.books.num_free
+        if self.elastic and self._budget.num_free:
+            ample = self._budget.num_free * pool.space.granule_bytes // (4 * pool.page_bytes)
+            if self.grow(group, max(missing, min(pool.num_usable // _STEP, ample))):
+                return True
         self._pressed_at[group] = self._fences.issued
         own = self._prefixes.coldest(group)
-        if self.elastic and self._fences.quiesced:
-            for donor in self._donors(group, wanted):
-                rank = self._prefixes.coldest(donor)
-                idle = self._pools[donor].books.num_free > wanted[donor]
-                if (idle or (rank is not None and colder(rank, own, self._prefixes.clock))) and self._trade(
-                    donor, group, missing, wanted[donor]
-                ):
+        if self.elastic and self._fences.quiesced and (own is None or own[0] == LIVE):
+            for donor in self._donors(group, own, wanted):
+                if self._trade(donor, group, missing, wanted[donor]):
                     return True
         if own is None:
             return False
@@ -119,18 +138,25 @@ class Ground:
         self._pools[group].books.drain()
         return freed > 0
 
-    def _donors(self, group: int, wanted: Sequence[int]) -> list[int]:
-        """Other pools with something to give: idle free pages first, then by the rank of their coldest."""
-        last = (2, 0, 0)
-        offers: list[tuple[bool, tuple[int, int, int], int]] = []
+    def _donors(self, group: int, own: Rank | None, wanted: Sequence[int]) -> list[int]:
+        """Pools that should give ground to a short one: those with idle free pages, then the coldest.
+
+        A pool keeps what it needed at its recent peak, free or cached: it would ask it back at once.
+        """
+        offers: list[tuple[bool, Rank, int]] = []
+        clock = self._prefixes.clock
         for d, pool in enumerate(self._pools):
             if d == group or pool.num_mapped <= max(self.floors[d], pool.space.granules_for(1)):
                 continue
-            spare = pool.books.num_free - wanted[d]
-            rank = self._prefixes.coldest(d)
-            if spare > 0 or rank is not None:
-                idle = spare * pool.page_bytes >= pool.space.granule_bytes
-                offers.append((not idle, rank or last, d))
+            peak, then = self._recent_need[d]
+            keep = max(wanted[d], int(peak * _FORGET ** (clock - then)))
+            unit = ceil_div(pool.space.granule_bytes, pool.page_bytes) + 2
+            if pool.num_available < keep + unit:
+                continue
+            rank = self._prefixes.coldest_useful(d)
+            idle = pool.books.num_free >= keep + unit
+            if idle or (rank is not None and colder(rank, own, clock)):
+                offers.append((not idle, rank or (LIVE, 0, clock), d))
         return [d for _, _, d in sorted(offers)]
 
     def grow(self, group: int, num_pages: int) -> bool:
@@ -150,6 +176,7 @@ class Ground:
     def _trade(self, donor: int, receiver: int, missing: int, keep: int) -> bool:
         """Move ground for `missing` pages from one pool to another, at least a page's worth."""
         pool = self._pools[receiver]
+        missing = max(missing, pool.num_usable // _STEP)
         lacking = len(pool.growth_for(missing)) - self._budget.num_free
         if lacking > 0 and not self.give(donor, lacking, keep):
             return False

@@ -213,11 +213,10 @@ class Ledger:
             wanted[g.index] = len(span.rows)
         for g, _, _ in tails:
             wanted[g.index] += 1
-        if any(g.books.num_free < wanted[g.index] for g in self.groups):
-            refused = self._supply.secure(wanted)
-            if refused is not None:
-                self._require_possible(refused, rows, stop)
-                return self._refusal(refused, wanted[refused])
+        refused = self._supply.secure(wanted)
+        if refused is not None:
+            self._require_possible(refused, rows, stop)
+            return self._refusal(refused, wanted[refused])
         for g in self.paged:
             g.grow(span)
         self.rows.room[rows] = stop * self._block
