@@ -37,6 +37,16 @@ class Match:
         return self.walk.blocks
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Cached pages a pool could drop next: how many, unused for `age`, and the hit tokens lost with them."""
+
+    priority: int
+    age: int
+    pages: int
+    tokens: int
+
+
 class Prefixes:
     """Cached prefixes of one manager.
 
@@ -221,11 +231,19 @@ class Prefixes:
         heads = [order.coldest() for order in self._orders(group)]
         return next((head[0] for head in heads if head is not None), None)
 
-    def coldest_useful(self, group: int) -> Rank | None:
-        """Rank of the first thing `evict(group, ...)` would drop that a match may still use."""
+    def offer(self, group: int) -> Offer | None:
+        """What dropping the group's coldest useful pages would free and cost; None if there is nothing."""
         self._note_cached(group)
         head = self._orders(group)[-1].coldest()
-        return None if head is None else head[0]
+        if head is None:
+            return None
+        (kind, priority, used), node = head
+        pages, tokens = 1, self.tree.block_tokens
+        if group in self._loose:
+            idle, kept = self._idle(node, group, dict(self._sparse)[group])
+            pages = int(np.count_nonzero(idle & kept))
+            tokens *= node.num_blocks  # without its window or state the whole run ends no match
+        return Offer(priority, self.clock - used + 1, pages, 0 if kind == DEAD else tokens)
 
     def evict(self, group: int, num_pages: int) -> int:
         """Drop cached pages until `group`'s pool is `num_pages` freer or nothing is left; return how many."""

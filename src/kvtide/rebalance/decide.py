@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvtide.prefix.order import Rank
+from kvtide.prefix.prefixes import Offer
 from kvtide.types import IntArray, ceil_div
 
 PATIENCE = 1.25
-"""A donor's coldest page must have been idle this much longer than the receiver's own coldest.
+"""How much cheaper a donor's loss must be than the short pool's own before ground changes hands.
 
-Without it two pools of equal age would hand the same granule back and forth.
+Without it two pools of equal worth would hand the same granule back and forth.
 """
 
 
@@ -64,13 +64,20 @@ def refusing_pool(needs: Sequence[PoolNeed], num_granules: int, granule_bytes: i
     return int(np.argmax(asked))
 
 
-def colder(donor: Rank, own: Rank | None, clock: int) -> bool:
-    """Should a page of rank `donor` in another pool go before one of rank `own` in the short pool?"""
-    if own is None:
-        return True
-    if donor[:2] != own[:2]:
-        return donor[:2] < own[:2]
-    return clock - donor[2] > PATIENCE * (clock - own[2]) + 1
+def loss(offer: Offer, page_bytes: int) -> float:
+    """Hit tokens lost per byte freed, times the chance of a use: one over the age, as LRU assumes.
+
+    It makes pages of different pools comparable. A state snapshot is a few bytes that carry a whole
+    run's tokens; a page of full attention carries one block's.
+    """
+    return offer.tokens / (offer.age * offer.pages * page_bytes)
+
+
+def should_give(donor: Offer, donor_bytes: int, own: Offer | None, own_bytes: int) -> bool:
+    """Should another pool drop `donor` rather than the short pool drop `own`? Sizes are page bytes."""
+    if own is None or donor.priority != own.priority:
+        return own is None or donor.priority < own.priority
+    return loss(donor, donor_bytes) * PATIENCE < loss(own, own_bytes)
 
 
 def cheapest_granules(mapped: IntArray, leased: IntArray, cached: IntArray, count: int) -> IntArray:

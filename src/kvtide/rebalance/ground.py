@@ -9,8 +9,8 @@ import numpy as np
 from kvtide.memory import Budget
 from kvtide.pool import Fences, Pool
 from kvtide.prefix import Prefixes
-from kvtide.prefix.order import LIVE, Rank
-from kvtide.rebalance.decide import Move, PoolNeed, cheapest_granules, colder, refusing_pool
+from kvtide.prefix.order import LIVE
+from kvtide.rebalance.decide import Move, PoolNeed, cheapest_granules, loss, refusing_pool, should_give
 from kvtide.types import SINK, IntArray, PageArray, ceil_div
 
 Relabel = Callable[[int, PageArray], None]
@@ -113,8 +113,12 @@ class Ground:
                 self._recent_need[g] = (max(peak, pages), clock)
 
     def spare(self, group: int) -> bool:
-        """Make one page free in a pool at the cost of nothing live: free budget, else a cached page."""
-        return (self.elastic and self.grow(group, 1)) or self._prefixes.evict(group, 1) > 0
+        """Make one page free in a pool at the cost of nothing live: free budget, else what is coldest."""
+        wanted = [int(g == group) for g in range(len(self._pools))]
+        while self._pools[group].books.num_free < 1:
+            if not self._relieve(group, wanted):
+                return False
+        return True
 
     # -- acting --------------------------------------------------------------------------------
 
@@ -129,7 +133,7 @@ class Ground:
         self._pressed_at[group] = self._fences.issued
         own = self._prefixes.coldest(group)
         if self.elastic and self._fences.quiesced and (own is None or own[0] == LIVE):
-            for donor in self._donors(group, own, wanted):
+            for donor in self._donors(group, wanted):
                 if self._trade(donor, group, missing, wanted[donor]):
                     return True
         if own is None:
@@ -138,26 +142,26 @@ class Ground:
         self._pools[group].books.drain()
         return freed > 0
 
-    def _donors(self, group: int, own: Rank | None, wanted: Sequence[int]) -> list[int]:
-        """Pools that should give ground to a short one: those with idle free pages, then the coldest.
+    def _donors(self, group: int, wanted: Sequence[int]) -> list[int]:
+        """Pools that should give ground to a short one: those with idle free pages, then the cheapest.
 
         A pool keeps what it needed at its recent peak, free or cached: it would ask it back at once.
         """
-        offers: list[tuple[bool, Rank, int]] = []
-        clock = self._prefixes.clock
+        offers: list[tuple[float, int]] = []
+        own, own_bytes = self._prefixes.offer(group), self._pools[group].page_bytes
         for d, pool in enumerate(self._pools):
             if d == group or pool.num_mapped <= max(self.floors[d], pool.space.granules_for(1)):
                 continue
             peak, then = self._recent_need[d]
-            keep = max(wanted[d], int(peak * _FORGET ** (clock - then)))
+            keep = max(wanted[d], int(peak * _FORGET ** (self._prefixes.clock - then)))
             unit = ceil_div(pool.space.granule_bytes, pool.page_bytes) + 2
-            if pool.num_available < keep + unit:
-                continue
-            rank = self._prefixes.coldest_useful(d)
-            idle = pool.books.num_free >= keep + unit
-            if idle or (rank is not None and colder(rank, own, clock)):
-                offers.append((not idle, rank or (LIVE, 0, clock), d))
-        return [d for _, _, d in sorted(offers)]
+            if pool.books.num_free >= keep + unit:
+                offers.append((-1.0, d))
+            elif pool.num_available >= keep + unit:
+                offer = self._prefixes.offer(d)
+                if offer is not None and should_give(offer, pool.page_bytes, own, own_bytes):
+                    offers.append((loss(offer, pool.page_bytes), d))
+        return [d for _, d in sorted(offers)]
 
     def grow(self, group: int, num_pages: int) -> bool:
         """Add up to `num_pages` pages (at least one) from the budget's free granules; False if none."""
@@ -174,15 +178,22 @@ class Ground:
         return False
 
     def _trade(self, donor: int, receiver: int, missing: int, keep: int) -> bool:
-        """Move ground for `missing` pages from one pool to another, at least a page's worth."""
-        pool = self._pools[receiver]
-        missing = max(missing, pool.num_usable // _STEP)
-        lacking = len(pool.growth_for(missing)) - self._budget.num_free
-        if lacking > 0 and not self.give(donor, lacking, keep):
+        """Move a little ground from one pool to another, so that the receiver gets at least a page.
+
+        The price was right for the donor's coldest pages only, so a trade is a small part of the
+        donor; a short pool without cached pages of its own takes all it is missing.
+        """
+        pool, space = self._pools[receiver], self._pools[receiver].space
+        share = max(1, self._pools[donor].num_mapped // _STEP, ceil_div(pool.page_bytes, space.granule_bytes))
+        if not pool.books.num_cached:
+            share = max(share, len(pool.growth_for(missing)))
+        lacking = share - self._budget.num_free
+        given = self.give(donor, lacking, keep) if lacking > 0 else 0
+        if lacking > 0 and not given:
             return False
-        moved = self.grow(receiver, missing)
+        moved = self.grow(receiver, max(missing, share * space.granule_bytes // pool.page_bytes))
         if moved:
-            self.num_moved += max(lacking, 0)
+            self.num_moved += given
         return moved
 
     def give(self, donor: int, count: int, keep: int = 0) -> int:

@@ -351,9 +351,9 @@ class Ledger:
         seq.node = self.prefixes.publish(node, tokens, pages, priority=seq.priority)
         for g in self.paged:
             g.table.rows[row, start:blocks] = pages[g.index]
-        turn_ends = (blocks + 1) * self._block > seq.prompt_tokens
-        if self.snapshots.published(seq, [pages[g.index] for g in self.states], blocks) or turn_ends:
-            seq.node.sealed = True
+        self.snapshots.published(seq, [pages[g.index] for g in self.states], blocks)
+        if (blocks + 1) * self._block > seq.prompt_tokens or blocks == seq.branch:
+            seq.node.sealed = True  # the next match may well end here: the run's end keeps its window and state
         self._anchor(seq, blocks)
 
     def _anchor(self, seq: Sequence, blocks: int) -> None:

@@ -86,19 +86,14 @@ class Snapshots:
                 pages[block - 1 - start] = kept[place]
         return pages
 
-    def published(self, seq: Sequence, pages: Seq[PageArray], blocks: int) -> bool:
-        """The index holds the snapshots up to `blocks` now (`pages` as it left them): end our leases.
-
-        Returns whether one stands at the very end.
-        """
+    def published(self, seq: Sequence, pages: Seq[PageArray], blocks: int) -> None:
+        """The index holds the snapshots up to `blocks` now (`pages` as it left them): end our leases."""
         for g, held in zip(self._states, pages, strict=True):
             g.books.release(held[held != ABSENT])
-        at_end = blocks in seq.snapshots
         for block in [b for b in seq.snapshots if seq.published < b <= blocks]:
             del seq.snapshots[block]
         if seq.rolling not in seq.snapshots:
             seq.rolling = -1
-        return at_end
 
     def _discard(self, seq: Sequence, block: int) -> None:
         for g, page in zip(self._states, seq.snapshots.pop(block, ()), strict=False):
