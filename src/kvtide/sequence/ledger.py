@@ -136,6 +136,7 @@ class Ledger:
             match = seq.match = self.match(seq, seq.tokens)
         row = self.rows.take(seq.tokens)
         seq.row, seq.rows = row, self.rows
+        seq.stay += 1
         self.live[row] = seq  # from now on: moved pages must be renamed in this row as well
         for g in self.paged:
             g.attach(row, match, self.prefixes)

@@ -37,6 +37,8 @@ class Sequence:
     origin: Origin
     prompt_tokens: int
     row: int = -1
+    stay: int = 0
+    """Counts up with every admission: what a step computed in an earlier stay is gone."""
     status: Status = Status.OPEN
     node: Node | None = None
     """End of the path published so far; pinned while admitted."""
@@ -91,11 +93,12 @@ class Batch:
     vectorised call; `num_new` is what the last `extend` granted, None before.
     """
 
-    __slots__ = ("membership", "num_new", "rows", "sequences")
+    __slots__ = ("_stays", "membership", "num_new", "rows", "sequences")
 
     def __init__(self, sequences: tuple[Sequence, ...], membership: int) -> None:
         self.sequences = sequences
         self.rows: IntArray = np.fromiter((s.row for s in sequences), np.int64, len(sequences))
+        self._stays = [s.stay for s in sequences]
         self.num_new: IntArray | int | None = None
         self.membership = membership  # of the ledger when the rows were last known to be right
 
@@ -104,5 +107,6 @@ class Batch:
         return len(self.sequences)
 
     def present(self) -> list[bool]:
-        """Which sequences still sit in the row this batch knows them by."""
-        return [s.row == row for s, row in zip(self.sequences, self.rows.tolist(), strict=True)]
+        """Which sequences still are in the stay this batch knows them in."""
+        known = zip(self.sequences, self._stays, strict=True)
+        return [s.row >= 0 and s.stay == stay for s, stay in known]
