@@ -66,7 +66,7 @@ def take_snapshot(parts: Parts) -> Snapshot:
             dead=dead[g],
             free=books.num_free,
             in_flight=books.num_in_flight,
-            evicted=parts.prefixes.num_evicted[g],
+            evicted=parts.prefixes.eviction.num_evicted[g],
             granules=pool.num_mapped,
             mapped_bytes=pool.num_mapped * pool.space.granule_bytes,
             stranded_bytes=idle if pressed - {g} else 0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from kvtide.errors import UsageError
 from kvtide.types import TokenArray
 
 
-@runtime_checkable
 class TensorLike(Protocol):
     """A CPU tensor: gives a numpy view of its memory."""
 
@@ -30,8 +29,9 @@ def as_tokens(source: object) -> TokenArray:
     Takes numpy arrays, memoryviews, `array.array`, CPU tensors and lists. Raises UsageError if it is
     empty, not one-dimensional, not integers, or has an id outside [0, 2**31): negative ids name media.
     """
-    if isinstance(source, TensorLike):
-        source = source.numpy()
+    to_numpy = getattr(source, "numpy", None)
+    if to_numpy is not None:
+        source = to_numpy()
     try:
         ids = np.asarray(source)
     except (TypeError, ValueError) as cause:

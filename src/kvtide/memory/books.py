@@ -214,6 +214,12 @@ class ArenaBooks:
 
 
 def _check_disjoint(src: IntArray, dst: IntArray, num_bytes: int) -> None:
+    if len(src) == 1:  # the common case on the step path, without a sort
+        if abs(int(src[0]) - int(dst[0])) < num_bytes:
+            raise UsageError(
+                f"source {src[0]} + {num_bytes} bytes overlaps a destination; copy in two calls"
+            )
+        return
     ordered = np.sort(dst)
     close = np.flatnonzero(np.diff(ordered) < num_bytes)
     if close.size:

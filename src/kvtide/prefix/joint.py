@@ -59,17 +59,16 @@ class WindowRule:
                 usable[int(absent[0]) + 1 :] = False
         return usable
 
-    def kept(self, present: BoolArray, depth: int) -> BoolArray:
-        """Which blocks of a run that starts at block `depth` serve a match at the run's end.
+    def kept_span(self, depth: int, num_blocks: int) -> tuple[int, int]:
+        """(s, t): blocks [0, s) and [t, num_blocks) of a run from block `depth` serve a match at its end.
 
-        The rest is loose: dropped first. If the run's part of its last window has a hole, no match
-        can end there and everything is loose.
+        The rest is loose: dropped first.
         """
-        num = len(present)
-        kept = np.zeros(num, np.bool_)
-        kept[max(0, self.first_block((depth + num) * self.block_tokens) - depth) :] = True
-        kept[: max(0, self.sink_blocks - depth)] = True
-        return kept if present[kept].all() else np.zeros(num, np.bool_)
+        end = (depth + num_blocks) * self.block_tokens
+        return (
+            min(max(0, self.sink_blocks - depth), num_blocks),
+            min(max(0, self.first_block(end) - depth), num_blocks),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +83,10 @@ class StateRule:
         """Boolean [blocks + 1]: may a hit end after b blocks? `present[b - 1]` is the snapshot there."""
         return np.concatenate([[True], present])
 
-    def kept(self, present: BoolArray, depth: int) -> BoolArray:
-        """Which snapshots of a run serve a match at its end: the last block's, if it is there."""
+    def kept_span(self, depth: int, num_blocks: int) -> tuple[int, int]:
+        """(0, last block): of a run's snapshots the one at its end serves a match there."""
         del depth  # a snapshot stands for itself wherever the run starts
-        kept = np.zeros(len(present), np.bool_)
-        kept[-1] = present[-1]
-        return kept
+        return 0, num_blocks - 1
 
 
 @dataclass(frozen=True, slots=True)

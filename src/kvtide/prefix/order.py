@@ -59,6 +59,11 @@ class Order:
                 heapq.heapreplace(heap, (now, number, node))
         return None
 
+    def discard(self) -> None:
+        """The head has nothing to evict after all: drop its entry."""
+        _, _, node = heapq.heappop(self._heap)
+        node.queued &= ~self._bit
+
     def clear(self) -> None:
         """Forget every entry."""
         self._heap.clear()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvtide.errors import InvariantError
 from kvtide.pool import PageBooks
-from kvtide.prefix.joint import BoolArray, MirrorRule, Rule, SparseRule, longest_hit
+from kvtide.prefix.eviction import Eviction
+from kvtide.prefix.joint import MirrorRule, Rule, longest_hit
 from kvtide.prefix.node import Node
-from kvtide.prefix.order import DEAD, LIVE, LOOSE, Order, Rank
 from kvtide.prefix.tree import PrefixTree, Walk, pages_of
 from kvtide.types import PageArray
 
@@ -37,16 +37,6 @@ class Match:
         return self.walk.blocks
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """Cached pages a pool could drop next: how many, unused for `age`, and the hit tokens lost with them."""
-
-    priority: int
-    age: int
-    pages: int
-    tokens: int
-
-
 class Prefixes:
     """Cached prefixes of one manager.
 
@@ -59,18 +49,12 @@ class Prefixes:
     ) -> None:
         self.tree = tree
         self.clock = 0
-        self.num_evicted = [0] * len(books)
         self._books = books
         self._rules = rules
         self._partial = partial
         self._needs = [(g, rule) for g, rule in enumerate(rules) if rule is not None]
         self._sparse = [(g, rule) for g, rule in self._needs if not isinstance(rule, MirrorRule)]
-        self._runs = Order(1, self._run_rank)
-        self._all_sparse = len(self._sparse) == len(books)
-        self._loose = {g: Order(4 << 2 * g, self._loose_rank(g, rule)) for g, rule in self._sparse}
-        self._kept = {g: Order(8 << 2 * g, self._kept_rank(g, rule)) for g, rule in self._sparse}
-        for g in self._loose:
-            books[g].newly_cached = []
+        self.eviction = Eviction(tree, books, self._sparse, self._split, self._dead_blocks)
 
     # -- matching ------------------------------------------------------------------------------
 
@@ -136,9 +120,9 @@ class Prefixes:
         if node.pins < 0:
             raise InvariantError("a run was unpinned more often than pinned")
         if not node.pins and not node.live_children:
-            self._runs.queue(node)
-            if self._all_sparse:
-                self._prune(node)
+            self.eviction.queue_run(node)
+            if self.eviction.all_sparse:
+                self.eviction.prune(node)
 
     def ancestor(self, node: Node, blocks: int) -> Node:
         """The node on the path to `node` that ends after `blocks` blocks, splitting a run if need be."""
@@ -154,13 +138,8 @@ class Prefixes:
             for g, books in enumerate(self._books):
                 pages = pages_of(upper, g)
                 books.adopt(pages[pages >= 0], upper.slot)
-            for g in self._loose:
-                self._queue(g, upper)
+            self.eviction.queue_pages(upper)
         return upper
-
-    def _queue(self, group: int, node: Node) -> None:
-        self._loose[group].queue(node)
-        self._kept[group].queue(node)
 
     # -- publishing ----------------------------------------------------------------------------
 
@@ -223,151 +202,13 @@ class Prefixes:
                 merged[at : at + len(mine)][new] = mine[new]
                 node.pages[g] = merged.tobytes()
 
-    # -- evicting ------------------------------------------------------------------------------
-
-    def coldest(self, group: int) -> Rank | None:
-        """Rank of what `evict(group, ...)` would drop first; None if it has nothing to drop."""
-        self._note_cached(group)
-        heads = [order.coldest() for order in self._orders(group)]
-        return next((head[0] for head in heads if head is not None), None)
-
-    def offer(self, group: int) -> Offer | None:
-        """What dropping the group's coldest useful pages would free and cost; None if there is nothing."""
-        self._note_cached(group)
-        head = self._orders(group)[-1].coldest()
-        if head is None:
-            return None
-        (kind, priority, used), node = head
-        pages, tokens = 1, self.tree.block_tokens
-        if group in self._loose:
-            idle, kept = self._idle(node, group, dict(self._sparse)[group])
-            pages = int(np.count_nonzero(idle & kept))
-            tokens *= node.num_blocks  # without its window or state the whole run ends no match
-        return Offer(priority, self.clock - used + 1, pages, 0 if kind == DEAD else tokens)
-
-    def evict(self, group: int, num_pages: int) -> int:
-        """Drop cached pages until `group`'s pool is `num_pages` freer or nothing is left; return how many."""
-        self._note_cached(group)
-        freed = 0
-        for order in self._orders(group):
-            while freed < num_pages:
-                head = order.coldest()
-                if head is None:
-                    break
-                wanted = num_pages - freed
-                if order is self._runs:
-                    freed += self._drop_tail(head[1], group, wanted)
-                else:
-                    freed += self._drop_sparse(head[1], group, wanted)
-        return freed
-
-    def _note_cached(self, group: int) -> None:
-        """Give the runs whose pages lost their last lease an entry, once each, before an eviction."""
-        owners = self._books[group].newly_cached
-        if owners:
-            for slot in np.unique(np.concatenate(owners)):
-                node = self.tree.find(int(slot))
-                if node is not None:
-                    self._queue(group, node)
-            owners.clear()
-
-    def _orders(self, group: int) -> tuple[Order, ...]:
-        """Where the group's victims come from, first choice first."""
-        if group in self._loose:
-            return self._loose[group], self._kept[group]
-        return (self._runs,)
-
-    def _run_rank(self, node: Node) -> Rank | None:
-        if node.pins or node.live_children or node.ghost or node.parent is None:
-            return None
-        return (DEAD if node.stale else LIVE, node.priority, node.used)
-
-    def _drop_tail(self, node: Node, group: int, wanted: int) -> int:
-        """Evict at least `wanted` blocks from the end of a leaf run (all of a short one)."""
-        blocks = node.num_blocks
-        tail = blocks if wanted + _CRUMB >= blocks else max(wanted, _CRUMB)
-        if node.stale:
-            node.stale = False
-            tail = min(tail, self._dead_blocks(node))
-            if not tail:
-                return 0
-        if tail < blocks:
-            self._split(node, blocks - tail)
-        freed = 0
-        for g, books in enumerate(self._books):
-            pages = pages_of(node, g)
-            gone = books.disown(pages[pages >= 0])
-            self.num_evicted[g] += gone
-            freed += gone if g == group else 0
-        parent = node.parent
-        self.tree.haunt(node)
-        if parent is not None and parent.parent is not None:
-            parent.used = max(parent.used, node.used)
-            if not parent.live_children and not parent.pins:
-                self._runs.queue(parent)
-        return freed
-
-    def _loose_rank(self, group: int, rule: SparseRule) -> Callable[[Node], Rank | None]:
-        def rank(node: Node) -> Rank | None:
-            idle, kept = self._idle(node, group, rule)
-            return (LOOSE, node.priority, node.used) if (idle & ~kept).any() else None
-
-        return rank
-
-    def _kept_rank(self, group: int, rule: SparseRule) -> Callable[[Node], Rank | None]:
-        def rank(node: Node) -> Rank | None:
-            idle, kept = self._idle(node, group, rule)
-            return (LIVE, node.priority, node.used) if (idle & kept).any() else None
-
-        return rank
-
-    def _idle(self, node: Node, group: int, rule: SparseRule) -> tuple[BoolArray, BoolArray]:
-        """Which of a run's pages in a sparse group have no user, and which serve a match at its end."""
-        if node.ghost or node.parent is None:
-            return _NONE, _NONE
-        pages = pages_of(node, group)
-        present = pages >= 0
-        return present & (self._books[group].lease[pages] == 0), rule.kept(present, node.depth)
-
-    def _drop_sparse(self, node: Node, group: int, wanted: int) -> int:
-        """Evict window pages or snapshots of one run: the loose ones first, from the front."""
-        rule, books = dict(self._sparse)[group], self._books[group]
-        pages = pages_of(node, group).copy()
-        idle, kept = self._idle(node, group, rule)
-        loose = idle & ~kept
-        if not loose.any():
-            loose = idle
-            if not node.live_children:
-                node.stale = True  # nothing can end here any more: what else the run holds is dead
-                self._runs.requeue(node)
-        victims = np.flatnonzero(loose)[:wanted]
-        books.disown(pages[victims])
-        pages[victims] = -1
-        node.pages[group] = pages.tobytes()
-        self._queue(group, node)  # what is left may have become loose
-        self.num_evicted[group] += len(victims)
-        self.tree.version += 1
-        self._prune(node)
-        return len(victims)
-
-    def _prune(self, node: Node | None) -> None:
-        """Make ghosts of unpinned leaf runs that have lost every page (layouts without a full group)."""
-        while node is not None and node.parent is not None and not (node.pins or node.live_children):
-            if any(_any_present(pages) for pages in node.pages):
-                return
-            parent = node.parent
-            self.tree.haunt(node)
-            node = parent
-
     def clear(self) -> None:
         """Drop every cached prefix; leased pages stay with their sequences, which publish no more."""
         for node in self.tree.forget():
             for g, books in enumerate(self._books):
                 pages = pages_of(node, g)
                 books.disown(pages[pages >= 0])
-        self._runs.clear()
-        for order in (*self._loose.values(), *self._kept.values()):
-            order.clear()
+        self.eviction.clear()
 
     # -- moving and facts ----------------------------------------------------------------------
 
@@ -413,15 +254,6 @@ class Prefixes:
                 raise InvariantError(f"group {g}: the tree and the books name different owners")
 
 
-_CRUMB = 8
-"""Blocks: an eviction leaves no run shorter than this, and takes no less from a long one."""
-
-
-_NONE = np.zeros(1, np.bool_)
-
-
 def _any_present(pages: bytes) -> bool:
     return bool(pages.strip(b"\xff"))
 
-
-assert DEAD < LOOSE < LIVE

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvtide.prefix.prefixes import Offer
+from kvtide.prefix.eviction import Offer
 from kvtide.types import IntArray, ceil_div
 
 PATIENCE = 1.25

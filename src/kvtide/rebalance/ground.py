@@ -9,7 +9,6 @@ import numpy as np
 from kvtide.memory import Budget
 from kvtide.pool import Fences, Pool
 from kvtide.prefix import Prefixes
-from kvtide.prefix.order import LIVE
 from kvtide.rebalance.decide import Move, PoolNeed, cheapest_granules, loss, refusing_pool, should_give
 from kvtide.types import SINK, IntArray, PageArray, ceil_div
 
@@ -131,15 +130,14 @@ class Ground:
             if self.grow(group, max(missing, min(pool.num_usable // _STEP, ample))):
                 return True
         self._pressed_at[group] = self._fences.issued
-        own = self._prefixes.coldest(group)
-        if self.elastic and self._fences.quiesced and (own is None or own[0] == LIVE):
+        eviction = self._prefixes.eviction
+        freed = eviction.evict_worthless(group, missing)
+        if not freed and self.elastic and self._fences.quiesced:
             for donor in self._donors(group, wanted):
                 if self._trade(donor, group, missing, wanted[donor]):
                     return True
-        if own is None:
-            return False
-        freed = self._prefixes.evict(group, missing)
-        self._pools[group].books.drain()
+        freed = freed or eviction.evict(group, missing)
+        pool.books.drain()
         return freed > 0
 
     def _donors(self, group: int, wanted: Sequence[int]) -> list[int]:
@@ -148,17 +146,18 @@ class Ground:
         A pool keeps what it needed at its recent peak, free or cached: it would ask it back at once.
         """
         offers: list[tuple[float, int]] = []
-        own, own_bytes = self._prefixes.offer(group), self._pools[group].page_bytes
+        eviction, clock = self._prefixes.eviction, self._prefixes.clock
+        own, own_bytes = eviction.offer(group, clock), self._pools[group].page_bytes
         for d, pool in enumerate(self._pools):
             if d == group or pool.num_mapped <= max(self.floors[d], pool.space.granules_for(1)):
                 continue
             peak, then = self._recent_need[d]
-            keep = max(wanted[d], int(peak * _FORGET ** (self._prefixes.clock - then)))
+            keep = max(wanted[d], int(peak * _FORGET ** (clock - then)))
             unit = ceil_div(pool.space.granule_bytes, pool.page_bytes) + 2
             if pool.books.num_free >= keep + unit:
                 offers.append((-1.0, d))
             elif pool.num_available >= keep + unit:
-                offer = self._prefixes.offer(d)
+                offer = eviction.offer(d, clock)
                 if offer is not None and should_give(offer, pool.page_bytes, own, own_bytes):
                     offers.append((loss(offer, pool.page_bytes), d))
         return [d for _, d in sorted(offers)]
@@ -217,7 +216,7 @@ class Ground:
         pool, books = self._pools[donor], self._pools[donor].books
         lost = min(ceil_div(count * pool.space.granule_bytes, pool.page_bytes) + 2, books.num_pages)
         if lost + keep > books.num_free:
-            self._prefixes.evict(donor, lost + keep - books.num_free)
+            self._prefixes.eviction.evict(donor, lost + keep - books.num_free)
             books.drain()
         chosen = self._choose(pool, count)
         if len(chosen) < count:

@@ -55,9 +55,12 @@ class Copies:
             group = self._groups[index]
             src, dst = np.array(pairs, np.int32).T
             cleared = src == ZERO
-            group.pool.zero(dst[cleared])
-            group.pool.copy(src[~cleared], dst[~cleared])
-            self._running.append((index, src[~cleared]))
+            if cleared.any():
+                group.pool.zero(dst[cleared])
+            copied = src[~cleared]
+            if len(copied):
+                group.pool.copy(copied, dst[~cleared])
+                self._running.append((index, copied))
             done.append(PageCopy(group.pool.name, src, dst))
         return tuple(done)
 

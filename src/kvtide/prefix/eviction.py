@@ -1,0 +1,234 @@
+"""What goes when a pool is short: run tails, and single pages of groups that can lose them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtide.pool import PageBooks
+from kvtide.prefix.joint import SparseRule
+from kvtide.prefix.node import Node
+from kvtide.prefix.order import DEAD, LIVE, LOOSE, Order, Rank
+from kvtide.prefix.tree import PrefixTree, pages_of
+from kvtide.types import ABSENT, PageArray
+
+_CRUMB = 8
+"""Blocks: an eviction leaves no run shorter than this, and takes no less from a long one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Cached pages a pool could drop next: how many, unused for `age`, and the hit tokens lost with them.
+
+    `age` counts matches and publications, never seconds: ranks must agree.
+    """
+
+    priority: int
+    age: int
+    pages: int
+    tokens: int
+
+
+class Eviction:
+    """Victims by group: dead run tails and loose pages first, then the least recently used.
+
+    Full-lifetime groups lose the tails of leaf runs, in all groups at once: what is only useful
+    together goes together. Window and state groups lose single pages of any run: loose ones, which no
+    match at the run's end needs, before those that make the run's end matchable.
+    """
+
+    def __init__(
+        self,
+        tree: PrefixTree,
+        books: Sequence[PageBooks],
+        sparse: Sequence[tuple[int, SparseRule]],
+        split: Callable[[Node, int], Node],
+        dead_blocks: Callable[[Node], int],
+    ) -> None:
+        self.num_evicted = [0] * len(books)
+        self._tree = tree
+        self._books = books
+        self._rules = dict(sparse)
+        self._split = split
+        self._dead_blocks = dead_blocks
+        self._runs = Order(1, _run_rank)
+        self._loose = {g: Order(4 << 2 * g, _ranker(LOOSE)) for g in self._rules}
+        self._kept = {g: Order(8 << 2 * g, _ranker(LIVE)) for g in self._rules}
+        self.all_sparse = len(self._rules) == len(books)
+        for g in self._rules:
+            books[g].newly_cached = []
+
+    def queue_run(self, node: Node) -> None:
+        """`node` may have become a leaf that nobody pins."""
+        self._runs.queue(node)
+
+    def queue_pages(self, node: Node) -> None:
+        """`node` may hold pages in window and state groups that nobody uses."""
+        for group in self._rules:
+            self._loose[group].queue(node)
+            self._kept[group].queue(node)
+
+    def clear(self) -> None:
+        """Forget all victims: the index was emptied."""
+        for order in (self._runs, *self._loose.values(), *self._kept.values()):
+            order.clear()
+
+    # -- choosing ------------------------------------------------------------------------------
+
+    def offer(self, group: int, clock: int) -> Offer | None:
+        """What dropping the group's least recently used useful pages frees and costs; None if none are cached."""
+        self._note_cached(group)
+        if group not in self._rules:
+            head = self._runs.coldest()
+            if head is None:
+                return None
+            (kind, priority, used), _ = head
+            return Offer(priority, clock - used + 1, 1, 0 if kind == DEAD else self._tree.block_tokens)
+        order = self._kept[group]
+        while (head := order.coldest()) is not None:
+            (_, priority, used), node = head
+            _, _, kept = self._parts(node, group)
+            if len(kept):
+                # Without its window or state no match can end here: the whole run is lost.
+                tokens = self._tree.block_tokens * node.num_blocks
+                return Offer(priority, clock - used + 1, len(kept), tokens)
+            order.discard()
+        return None
+
+    def evict_worthless(self, group: int, num_pages: int) -> int:
+        """Drop up to about `num_pages` pages that no match can use or that are loose; return how many."""
+        self._note_cached(group)
+        freed = 0
+        if group in self._rules:
+            return self._drain(self._loose[group], group, num_pages)
+        while freed < num_pages:
+            head = self._runs.coldest()
+            if head is None or head[0][0] != DEAD:
+                break
+            freed += self._drop_tail(head[1], group, num_pages - freed)
+        return freed
+
+    def evict(self, group: int, num_pages: int) -> int:
+        """Drop cached pages until `group`'s pool is `num_pages` freer or nothing is left; return how many."""
+        freed = self.evict_worthless(group, num_pages)
+        if group in self._rules:
+            return freed + self._drain(self._kept[group], group, num_pages - freed)
+        while freed < num_pages:
+            head = self._runs.coldest()
+            if head is None:
+                break
+            freed += self._drop_tail(head[1], group, num_pages - freed)
+        return freed
+
+    def _drain(self, order: Order, group: int, num_pages: int) -> int:
+        freed = 0
+        while freed < num_pages:
+            head = order.coldest()
+            if head is None:
+                break
+            freed += self._drop_pages(order, head[1], group, num_pages - freed)
+        return freed
+
+    def _note_cached(self, group: int) -> None:
+        """Give the runs whose pages lost their last lease an entry, once each, before an eviction."""
+        owners = self._books[group].newly_cached
+        if owners:
+            for slot in np.unique(np.concatenate(owners)).tolist():
+                node = self._tree.find(slot)
+                if node is not None:
+                    self._loose[group].queue(node)
+                    self._kept[group].queue(node)
+            owners.clear()
+
+    # -- dropping ------------------------------------------------------------------------------
+
+    def _drop_tail(self, node: Node, group: int, wanted: int) -> int:
+        """Evict at least `wanted` blocks from the end of a leaf run (all of a short one)."""
+        blocks = node.num_blocks
+        tail = blocks if wanted + _CRUMB >= blocks else max(wanted, _CRUMB)
+        if node.stale:
+            node.stale = False
+            tail = min(tail, self._dead_blocks(node))
+            if not tail:
+                return 0
+        if tail < blocks:
+            self._split(node, blocks - tail)
+        freed = 0
+        for g, books in enumerate(self._books):
+            pages = pages_of(node, g)
+            gone = books.disown(pages[pages >= 0] if g in self._rules else pages)
+            self.num_evicted[g] += gone
+            freed += gone if g == group else 0
+        parent = node.parent
+        self._tree.haunt(node)
+        if parent is not None and parent.parent is not None:
+            parent.used = max(parent.used, node.used)
+            self._runs.queue(parent)
+        return freed
+
+    def _parts(self, node: Node, group: int) -> tuple[PageArray, PageArray, PageArray]:
+        """A run's pages in a sparse group, and the blocks of its unused ones: (pages, loose, kept).
+
+        If the part a match at the end needs has a hole, no match can end there: all is loose.
+        """
+        pages = pages_of(node, group)
+        idle = np.flatnonzero((self._books[group].lease[pages] == 0) & (pages != ABSENT))
+        sinks, start = self._rules[group].kept_span(node.depth, len(pages))
+        if ABSENT in pages[start:] or (sinks and ABSENT in pages[:sinks]):
+            return pages, idle, idle[:0]
+        loose = (idle >= sinks) & (idle < start)
+        return pages, idle[loose], idle[~loose]
+
+    def _drop_pages(self, order: Order, node: Node, group: int, wanted: int) -> int:
+        """Evict window pages or snapshots of the run at the head of `order`, from the front."""
+        pages, loose, kept = self._parts(node, group)
+        victims = loose[:wanted]
+        if order is self._kept[group] and len(kept):
+            victims = np.concatenate([loose, kept])[:wanted]
+            if len(victims) > len(loose) and not node.live_children:
+                node.stale = True  # nothing can end here any more: what else the run holds is dead
+                self._runs.requeue(node)
+        if len(victims) < wanted:
+            order.discard()
+        if not len(victims):
+            return 0
+        books = self._books[group]
+        books.disown(pages[victims])
+        left = pages.copy()
+        left[victims] = ABSENT
+        node.pages[group] = left.tobytes()
+        if order is self._kept[group]:
+            self._loose[group].queue(node)  # what is left of it has become loose
+        self.num_evicted[group] += len(victims)
+        self._tree.version += 1
+        if self.all_sparse:
+            self.prune(node)
+        return len(victims)
+
+    def prune(self, node: Node | None) -> None:
+        """Make ghosts of unpinned leaf runs that have lost every page (layouts without a full group)."""
+        while node is not None and node.parent is not None and not (node.pins or node.live_children):
+            if any(pages.strip(b"\xff") for pages in node.pages):
+                return
+            parent = node.parent
+            self._tree.haunt(node)
+            node = parent
+
+
+def _run_rank(node: Node) -> Rank | None:
+    if node.pins or node.live_children or node.ghost or node.parent is None:
+        return None
+    return (DEAD if node.stale else LIVE, node.priority, node.used)
+
+
+def _ranker(kind: int) -> Callable[[Node], Rank | None]:
+    """Rank of a run in a sparse group. Whether it has pages to drop is found out when its turn comes."""
+
+    def rank(node: Node) -> Rank | None:
+        if node.ghost or node.parent is None:
+            return None
+        return (kind, node.priority, node.used)
+
+    return rank
