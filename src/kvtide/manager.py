@@ -46,7 +46,9 @@ class Step:
     @property
     def num_new(self) -> IntArray:
         """Tokens each sequence computes in this step, int64."""
-        return np.broadcast_to(np.asarray(self.batch.num_new or 0, np.int64), self.batch.rows.shape)
+        granted = self.batch.num_new
+        counts = np.asarray(0 if granted is None else granted, np.int64)
+        return np.broadcast_to(counts, self.batch.rows.shape)
 
 
 class KVManager:
