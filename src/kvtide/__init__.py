@@ -1,7 +1,16 @@
-"""kvtide: the KV-cache memory manager. Several caches, one memory, capacity that moves while serving."""
+"""kvtide: the KV-cache memory manager. Several caches, one memory, capacity that moves while
+serving.
+"""
 
 from kvtide.config import Options
-from kvtide.errors import CapacityError, ConfigError, DeviceError, InvariantError, KvError, UsageError
+from kvtide.errors import (
+    CapacityError,
+    ConfigError,
+    DeviceError,
+    InvariantError,
+    KvError,
+    UsageError,
+)
 from kvtide.layout import Layout
 from kvtide.manager import KVManager, Step
 from kvtide.media import Media

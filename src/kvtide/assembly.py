@@ -1,23 +1,30 @@
-"""Construction: layout and memory to pools, books and tables, with every impossibility refused first."""
+"""Construction: layout and memory to pools, books and tables, with every impossibility refused
+first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtide.config import Options
 from kvtide.errors import ConfigError
-from kvtide.layout import LayerGroup, Layout, Mirror, State, Window
+from kvtide.layout import Full, LayerGroup, Layout, Mirror, State, Window
 from kvtide.memory import Budget, Memory
 from kvtide.pool import Fences, Pool
 from kvtide.prefix import MirrorRule, Prefixes, PrefixTree, StateRule, WindowRule
+from kvtide.prefix.tree import default_key
 from kvtide.rebalance import Ground
-from kvtide.sequence import Ledger, PageTable
+from kvtide.sequence import Holdings, Ledger, PageTable
 from kvtide.sequence.groups import FullGroup, StateGroup, WindowGroup
 from kvtide.sequence.rows import Rows
-from kvtide.types import PageArray, ceil_div
+from kvtide.types import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvtide.config import Options
 
 GroupBooks = FullGroup | StateGroup
 
@@ -36,8 +43,12 @@ class Parts:
     ledger: Ledger
 
 
-def assemble(layout: Layout, memory: Memory, max_sequences: int, max_tokens: int, options: Options) -> Parts:
-    """Build the parts, map the start-up granules, check that a longest sequence fits. Raises ConfigError."""
+def assemble(
+    layout: Layout, memory: Memory, max_sequences: int, max_tokens: int, options: Options
+) -> Parts:
+    """Build the parts, map the start-up granules, check that a longest sequence fits. Raises
+    ConfigError.
+    """
     for name, value in (("max_sequences", max_sequences), ("max_tokens", max_tokens)):
         if value < 1:
             raise ConfigError(f"{name} is {value}; use 1 or more")
@@ -55,28 +66,12 @@ def assemble(layout: Layout, memory: Memory, max_sequences: int, max_tokens: int
         table = PageTable(max_sequences, width, layout.block_tokens, options.tables.get(group.name))
         books.append(_group_books(index, group, pool, table))
     prefixes = _prefixes(layout, books, options)
-    return _join(memory, budget, fences, rows, books, prefixes, options)
-
-
-def _join(
-    memory: Memory,
-    budget: Budget,
-    fences: Fences,
-    rows: Rows,
-    books: list[GroupBooks],
-    prefixes: Prefixes,
-    options: Options,
-) -> Parts:
-    ledgers: list[Ledger] = []
-
-    def relabel(group: int, remap: PageArray) -> None:
-        ledgers[0].relabel(group, remap)
-
     pools = [g.pool for g in books]
-    ground = Ground(pools, prefixes, budget, fences, relabel)
+    ground = Ground(pools, prefixes, budget, fences)
     ground.elastic = options.mode == "elastic"
     ground.floors = [p.space.granules_for(1 + options.floor_pages.get(p.name, 0)) for p in pools]
-    ledgers.append(Ledger(rows, books, prefixes, ground))
+    holdings = Holdings(rows, books, prefixes, ground)
+    ground.relabel = holdings.relabel
     return Parts(
         memory=memory,
         budget=budget,
@@ -85,16 +80,12 @@ def _join(
         tables={g.pool.name: g.table for g in books},
         prefixes=prefixes,
         ground=ground,
-        ledger=ledgers[0],
+        ledger=Ledger(holdings),
     )
 
 
 def _plain(group: LayerGroup, max_tokens: int) -> LayerGroup:
     """A window that no sequence can outgrow needs no window books; its pool keeps its name."""
-    from dataclasses import replace
-
-    from kvtide.layout import Full
-
     if isinstance(group.lifetime, Window) and group.lifetime.tokens >= max_tokens:
         return replace(group, lifetime=Full())
     return group
@@ -108,7 +99,9 @@ def _check_names(groups: tuple[LayerGroup, ...], options: Options) -> None:
         ("tables", set(options.tables)),
     ):
         if given - names:
-            raise ConfigError(f"{field} names {sorted(given - names)}; the pools are {sorted(names)}")
+            raise ConfigError(
+                f"{field} names {sorted(given - names)}; the pools are {sorted(names)}"
+            )
     if options.pool_ratio is not None and set(options.pool_ratio) != names:
         missing = sorted(names - set(options.pool_ratio))
         raise ConfigError(
@@ -117,7 +110,8 @@ def _check_names(groups: tuple[LayerGroup, ...], options: Options) -> None:
     states = [group.name for group in groups if group.is_state]
     if options.partial_reuse and states:
         raise ConfigError(
-            f"partial_reuse is on, but pool {states[0]!r} holds states, which exist only at block boundaries; "
+            f"partial_reuse is on, but pool {states[0]!r} holds states, which exist only at block "
+            "boundaries; "
             "turn partial_reuse off"
         )
 
@@ -138,7 +132,10 @@ def _group_books(index: int, group: LayerGroup, pool: Pool, table: PageTable) ->
 def _prefixes(layout: Layout, books: list[GroupBooks], options: Options) -> Prefixes:
     most = max(g.pool.space.num_pages for g in books)
     tree = PrefixTree(
-        layout.block_tokens, len(books), ghost_blocks=int(options.ghost_ratio * most), key=options.key
+        layout.block_tokens,
+        len(books),
+        ghost_blocks=int(options.ghost_ratio * most),
+        key=options.key or default_key,
     )
     partial = options.partial_reuse
     if partial is None:
@@ -162,7 +159,9 @@ def _least_pages(group: LayerGroup, max_tokens: int) -> int:
 def _start_granules(
     groups: tuple[LayerGroup, ...], memory: Memory, rows: Rows, options: Options
 ) -> dict[str, int]:
-    """Granules to map per pool at start. Raises ConfigError if one longest sequence would not fit."""
+    """Granules to map per pool at start. Raises ConfigError if one longest sequence would not
+    fit.
+    """
     size, total = memory.granule_bytes, memory.num_granules
     least: dict[str, int] = {}
     for group in groups:
@@ -172,8 +171,10 @@ def _start_granules(
     if need > total:
         parts = ", ".join(f"{n} {g * size:,}" for n, g in least.items())
         raise ConfigError(
-            f"memory of {total * size:,} bytes cannot hold one sequence of max_tokens = {rows.max_tokens:,} (and the "
-            f"floors): {need * size:,} bytes are needed ({parts}); give more memory or lower max_tokens"
+            f"memory of {total * size:,} bytes cannot hold one sequence of max_tokens = "
+            f"{rows.max_tokens:,} (and the "
+            f"floors): {need * size:,} bytes are needed ({parts}); give more memory or lower "
+            "max_tokens"
         )
     if options.pool_ratio is not None:
         return _shares(dict(options.pool_ratio), least, total, size)
@@ -182,14 +183,20 @@ def _start_granules(
     return {g.name: ceil_div(g.page_bytes, size) for g in groups}
 
 
-def _shares(ratio: dict[str, float], least: dict[str, int], total: int, size: int) -> dict[str, int]:
+def _shares(
+    ratio: dict[str, float], least: dict[str, int], total: int, size: int
+) -> dict[str, int]:
     shares = {name: int(share * total) for name, share in ratio.items()}
-    for name, _ in sorted(ratio.items(), key=lambda kv: (-kv[1], kv[0]))[: total - sum(shares.values())]:
+    for name, _ in sorted(ratio.items(), key=lambda kv: (-kv[1], kv[0]))[
+        : total - sum(shares.values())
+    ]:
         shares[name] += 1
     for name, granules in shares.items():
         if granules < least[name]:
             raise ConfigError(
-                f"pool_ratio gives pool {name!r} {granules * size:,} bytes, one sequence of max_tokens needs "
-                f"{least[name] * size:,}; raise its share to {least[name] / total:.4f} or more, or lower max_tokens"
+                f"pool_ratio gives pool {name!r} {granules * size:,} bytes, one sequence of "
+                "max_tokens needs "
+                f"{least[name] * size:,}; raise its share to {least[name] / total:.4f} or more, "
+                "or lower max_tokens"
             )
     return shares

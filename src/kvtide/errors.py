@@ -1,4 +1,6 @@
-"""The exception tree. Shortage is an answer, not an exception; these are misuse and broken promises."""
+"""The exception tree. Shortage is an answer, not an exception; these are misuse and broken
+promises.
+"""
 
 from __future__ import annotations
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from kvtide.types import Scope
+if TYPE_CHECKING:
+    from kvtide.types import Scope
 
 
 @dataclass(frozen=True, slots=True)

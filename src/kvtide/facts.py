@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kvtide.assembly import Parts
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvtide.assembly import Parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFacts:
-    """One pool, in pages unless the name says bytes. `pages` = free + in flight + used + cached + sink."""
+    """One pool, in pages unless the name says bytes. `pages` = free + in flight + used + cached +
+    sink.
+    """
 
     name: str
     page_bytes: int
@@ -71,12 +76,12 @@ def take_snapshot(parts: Parts) -> Snapshot:
             mapped_bytes=pool.num_mapped * pool.space.granule_bytes,
             stranded_bytes=idle if pressed - {g} else 0,
         )
-    stats, granule = parts.ledger.stats, parts.memory.granule_bytes
+    stats, granule = parts.ledger.holdings.stats, parts.memory.granule_bytes
     return Snapshot(
         steps=parts.fences.issued,
         budget_bytes=parts.budget.num_granules * granule,
         unmapped_bytes=parts.budget.num_free * granule,
-        sequences=len(parts.ledger.live),
+        sequences=len(parts.ledger.holdings.live),
         hit_tokens=stats.hit_tokens,
         prompt_tokens=stats.prompt_tokens,
         recomputed_tokens=stats.recomputed_tokens,

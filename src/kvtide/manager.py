@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtide.assembly import Parts, assemble
+from kvtide.audit import audit
 from kvtide.config import Options
 from kvtide.errors import CapacityError, UsageError
 from kvtide.events import AllBlocksCleared
 from kvtide.facts import Snapshot, take_snapshot
-from kvtide.layout import Layout
 from kvtide.media import Media, MediaIds
-from kvtide.memory import Memory
-from kvtide.pool import Fence, Pool
-from kvtide.rebalance import Plan
 from kvtide.sequence import Answer, Batch, PageCopy, PageTable, Sequence, Status
-from kvtide.sequence.audit import audit
 from kvtide.tokens import TokenSource, as_tokens
 from kvtide.types import IntArray, Origin, Scope, TokenArray
+
+if TYPE_CHECKING:
+    from kvtide.layout import Layout
+    from kvtide.memory import Memory
+    from kvtide.pool import Fence, Pool
+    from kvtide.rebalance import Plan
 
 Sequences = Batch | Seq[Sequence]
 
@@ -110,79 +113,98 @@ class KVManager:
         ids = as_tokens(tokens)
         if len(ids) > self.max_tokens:
             raise CapacityError(
-                f"the prompt has {len(ids)} tokens, max_tokens is {self.max_tokens}; shorten it or raise max_tokens"
+                f"the prompt has {len(ids)} tokens, max_tokens is {self.max_tokens}; shorten it "
+                "or raise max_tokens"
             )
         if media:
             ids = self._media.mark(ids, media)
-        seq = Sequence(scope=scope or Scope(), priority=priority, origin=origin, prompt_tokens=len(ids), saved=ids)
-        seq.match = self._parts.ledger.match(seq, ids)
+        seq = Sequence(
+            scope=scope or Scope(),
+            priority=priority,
+            origin=origin,
+            prompt_tokens=len(ids),
+            saved=ids,
+        )
+        seq.match = self._parts.ledger.admission.match(seq, ids)
         return seq
 
     def admit(self, sequences: Seq[Sequence], num_tokens: int | Seq[int] | None = None) -> Answer:
         """Give sequences a row, their matched pages and room for their first `num_tokens` tokens.
 
-        All of them in every pool, or nothing: a false answer names the pool that refused. Afterwards
-        `computed` is what was reused; compute on from there. Default: all known tokens. Raises
-        CapacityError if one request alone can never have that much.
+        All of them in every pool, or nothing: a false answer names the pool that refused.
+        Afterwards `computed` is what was reused; compute on from there. Default: all known tokens.
+        Raises CapacityError if one request alone can never have that much.
         """
-        counts = [num_tokens] * len(sequences) if num_tokens is None or isinstance(num_tokens, int) else num_tokens
+        counts = (
+            [num_tokens] * len(sequences)
+            if num_tokens is None or isinstance(num_tokens, int)
+            else num_tokens
+        )
         requests: list[tuple[Sequence, int]] = []
         for seq, count in zip(sequences, counts, strict=True):
             self._require(seq, Status.OPEN, Status.SUSPENDED)
             known = seq.length
             if count is not None and not 0 < count <= known:
-                raise UsageError(f"num_tokens is {count}; the sequence knows {known} tokens, admit 1 to {known}")
+                raise UsageError(
+                    f"num_tokens is {count}; the sequence knows {known} tokens, admit 1 to {known}"
+                )
             requests.append((seq, known if count is None else count))
-        return self._parts.ledger.admit(requests)
+        return self._parts.ledger.admission.admit(requests)
 
     def chunk(self, seq: Sequence, limit: int) -> int:
         """How many of the known tokens to compute next, at most `limit`.
 
-        Less than that if a state snapshot is wanted at a boundary on the way: a state can be kept only
-        where a chunk ends.
+        Less than that if a state snapshot is wanted at a boundary on the way: a state can be kept
+        only where a chunk ends.
         """
         self._require(seq, Status.ADMITTED)
         computed = seq.computed
         n = min(limit, seq.length - computed)
-        stop = self._parts.ledger.snapshots.next_stop(seq, computed)
+        stop = self._parts.ledger.holdings.snapshots.next_stop(seq, computed)
         return min(n, stop - computed) if stop else n
 
     def batch(self, sequences: Seq[Sequence]) -> Batch:
         """Freeze a set of admitted sequences that run together."""
         for seq in sequences:
             self._require(seq, Status.ADMITTED)
-        return Batch(tuple(sequences), self._parts.ledger.membership)
+        return Batch(tuple(sequences), self._parts.ledger.holdings.membership)
 
     def extend(self, sequences: Sequences, num_new: IntArray | int = 1) -> Answer:
-        """Make room so that each sequence can compute `num_new` more tokens; all of them or nothing."""
+        """Make room so that each sequence can compute `num_new` more tokens; all of them or
+        nothing.
+        """
         batch = self._batch(sequences)
         if np.min(num_new, initial=0) < 0:
             raise UsageError(f"num_new is {num_new}; give counts of 0 or more")
-        return self._parts.ledger.extend(batch, num_new)
+        return self._parts.ledger.growth.extend(batch, num_new)
 
     @contextmanager
-    def step(self, sequences: Sequences, num_new: IntArray | int | None = None) -> Iterator[Step]:
+    def step(self, sequences: Sequences, num_new: IntArray | int | None = None) -> Generator[Step]:
         """Run the model on these sequences inside this block: their pages stay put until its fence.
 
-        Planned page copies are done on entry. `num_new` may be left out after `extend`; if given, it
-        is granted here and CapacityError raised if that is not possible (use `extend` to be told).
+        Planned page copies are done on entry. `num_new` may be left out after `extend`; if given,
+        it is granted here and CapacityError raised if that is not possible (use `extend` to be
+        told).
         """
         batch = self._batch(sequences)
         if num_new is not None:
             answer = self.extend(batch, num_new)
             if not answer:
                 raise CapacityError(
-                    f"pool {answer.pool!r} has {answer.available} pages, the step needs {answer.needed}; "
+                    f"pool {answer.pool!r} has {answer.available} pages, the step needs "
+                    f"{answer.needed}; "
                     "call extend first and preempt a sequence when it says no"
                 )
         parts = self._parts
-        copies = parts.ledger.copies.run() if parts.ledger.copies else ()
-        step = Step(parts.fences.begin(), batch, parts.ledger.rows.computed[batch.rows], copies)
+        copies = parts.ledger.holdings.copies.run() if parts.ledger.holdings.copies else ()
+        step = Step(
+            parts.fences.begin(), batch, parts.ledger.holdings.rows.computed[batch.rows], copies
+        )
         try:
             yield step
         finally:
             parts.fences.end(step.number, step.fence)
-            parts.ledger.copies.finish()
+            parts.ledger.holdings.copies.finish()
 
     def commit(
         self,
@@ -192,20 +214,23 @@ class KVManager:
     ) -> None:
         """The step's tokens are computed now, and matchable by whole blocks.
 
-        `tokens`: one sampled id a sequence, known from now on but not computed (-1: none). `accepted`:
-        how many of the step's tokens count, if not all (speculation); the room of the others is
-        given back. Sequences closed meanwhile are passed over.
+        `tokens`: one sampled id a sequence, known from now on but not computed (-1: none).
+        `accepted`: how many of the step's tokens count, if not all (speculation); the room of the
+        others is given back. Sequences closed meanwhile are passed over.
         """
         batch = sequences if isinstance(sequences, Batch) else self._remembered(sequences)
         ids = None if tokens is None else np.asarray(tokens, np.int32)
         if ids is not None and ids.shape != batch.rows.shape:
-            raise UsageError(f"tokens have shape {list(ids.shape)} for {len(batch)} sequences; give one each (-1: none)")
-        if batch.membership != self._parts.ledger.membership:
+            raise UsageError(
+                f"tokens have shape {list(ids.shape)} for {len(batch)} sequences; give one each "
+                "(-1: none)"
+            )
+        if batch.membership != self._parts.ledger.holdings.membership:
             here = np.array(batch.present(), np.bool_)
             if not here.all():
                 batch, ids, accepted = _without_closed(batch, ids, accepted, here)
         if len(batch):
-            self._parts.ledger.commit(batch, ids, accepted)
+            self._parts.ledger.growth.commit(batch, ids, accepted)
 
     def trim(self, seq: Sequence, num_tokens: int) -> None:
         """Forget the last `num_tokens` known tokens; pages beyond the rest are given back."""
@@ -220,11 +245,18 @@ class KVManager:
         None, and nothing changed, if every row is taken.
         """
         self._require(seq, Status.ADMITTED)
-        child = Sequence(scope=seq.scope, priority=seq.priority, origin=seq.origin, prompt_tokens=seq.prompt_tokens)
+        child = Sequence(
+            scope=seq.scope,
+            priority=seq.priority,
+            origin=seq.origin,
+            prompt_tokens=seq.prompt_tokens,
+        )
         return child if self._parts.ledger.fork(seq, child) else None
 
     def suspend(self, sequences: Seq[Sequence]) -> None:
-        """Let go of all pages. Whole computed blocks stay cached for as long as there is room for them."""
+        """Let go of all pages. Whole computed blocks stay cached for as long as there is room for
+        them.
+        """
         for seq in sequences:
             self._require(seq, Status.ADMITTED)
         for seq in sequences:
@@ -234,7 +266,9 @@ class KVManager:
             seq.saved, seq.status, seq.match = saved, Status.SUSPENDED, None
 
     def resume(self, sequences: Seq[Sequence], num_tokens: int | Seq[int] | None = None) -> Answer:
-        """Admit suspended sequences again, as `admit`. What is no longer cached must be recomputed."""
+        """Admit suspended sequences again, as `admit`. What is no longer cached must be
+        recomputed.
+        """
         return self.admit(sequences, num_tokens)
 
     def close(self, sequences: Seq[Sequence]) -> None:
@@ -261,8 +295,10 @@ class KVManager:
         return sum(self._parts.ground.move(move, index) for move in plan)
 
     def reset(self) -> None:
-        """Drop every cached prefix. Live sequences keep their pages but publish nothing any more."""
-        self._parts.ledger.epoch += 1
+        """Drop every cached prefix. Live sequences keep their pages but publish nothing any
+        more.
+        """
+        self._parts.ledger.holdings.epoch += 1
         self._parts.prefixes.clear()
         self._media.clear()
         if self.options.events is not None:
@@ -278,10 +314,10 @@ class KVManager:
 
     def shut_down(self) -> None:
         """Close every sequence and give the memory back. A second call does nothing."""
-        self.close(list(self._parts.ledger.live.values()))
+        self.close(list(self._parts.ledger.holdings.live.values()))
         self.memory.close()
 
-    def __enter__(self) -> KVManager:
+    def __enter__(self) -> Self:
         """Return itself."""
         return self
 
@@ -292,23 +328,33 @@ class KVManager:
     # -- helpers -------------------------------------------------------------------------------
 
     def _batch(self, sequences: Sequences) -> Batch:
-        """The batch itself, its rows known to be right, or a new one that the next call remembers."""
+        """The batch itself, its rows known to be right, or a new one that the next call
+        remembers.
+        """
         ledger = self._parts.ledger
         if not isinstance(sequences, Batch):
             remembered = self._last
-            if remembered is None or remembered.sequences != tuple(sequences) or not all(remembered.present()):
+            if (
+                remembered is None
+                or remembered.sequences != tuple(sequences)
+                or not all(remembered.present())
+            ):
                 remembered = self._last = self.batch(sequences)
             return remembered
-        if sequences.membership != ledger.membership:
+        if sequences.membership != ledger.holdings.membership:
             if not all(sequences.present()):
-                raise UsageError("a sequence of this batch was closed or suspended; make a new batch")
-            sequences.membership = ledger.membership
+                raise UsageError(
+                    "a sequence of this batch was closed or suspended; make a new batch"
+                )
+            sequences.membership = ledger.holdings.membership
         return sequences
 
     def _remembered(self, sequences: Seq[Sequence]) -> Batch:
         """The batch a list was given to `extend` or `step` as, closed sequences and all."""
         if self._last is None or self._last.sequences != tuple(sequences):
-            raise UsageError("commit names other sequences than the last extend or step; give the same list")
+            raise UsageError(
+                "commit names other sequences than the last extend or step; give the same list"
+            )
         return self._last
 
     @staticmethod
@@ -318,12 +364,18 @@ class KVManager:
             raise UsageError(f"the sequence is {seq.status.value}; this needs one that is {names}")
 
 
-
 def _without_closed(
-    batch: Batch, tokens: TokenArray | None, accepted: IntArray | int | None, here: npt.NDArray[np.bool_]
+    batch: Batch,
+    tokens: TokenArray | None,
+    accepted: IntArray | int | None,
+    here: npt.NDArray[np.bool_],
 ) -> tuple[Batch, TokenArray | None, IntArray | int | None]:
-    """The part of a commit that still concerns somebody: a commit for a closed sequence does nothing."""
-    rest = Batch(tuple(s for s, still in zip(batch.sequences, here, strict=True) if still), batch.membership)
+    """The part of a commit that still concerns somebody: a commit for a closed sequence does
+    nothing.
+    """
+    rest = Batch(
+        tuple(s for s, still in zip(batch.sequences, here, strict=True) if still), batch.membership
+    )
     granted = batch.num_new
     rest.num_new = granted[here] if isinstance(granted, np.ndarray) else granted
     batch.num_new = None

@@ -1,18 +1,23 @@
 """Media content as part of the token key: placeholders of different images must never match.
 
-A prompt holds the same placeholder id for every image. Each distinct (digest, length) is given a range
-of negative ids, one per position, so equality of tokens is equality of content, at any block size.
+A prompt holds the same placeholder id for every image. Each distinct (digest, length) is given a
+range of negative ids, one per position, so equality of tokens is equality of content, at any block
+size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvtide.errors import CapacityError, ConfigError, UsageError
-from kvtide.types import TokenArray
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtide.types import TokenArray
 
 MIN_DIGEST_BYTES = 16
 
@@ -31,10 +36,13 @@ class Media:
     def __post_init__(self) -> None:
         """Refuse empty spans and short digests."""
         if self.start < 0 or self.length < 1:
-            raise ConfigError(f"media span starts at {self.start} with {self.length} tokens; give 0.. and 1..")
+            raise ConfigError(
+                f"media span starts at {self.start} with {self.length} tokens; give 0.. and 1.."
+            )
         if len(self.digest) < MIN_DIGEST_BYTES:
             raise ConfigError(
-                f"media digest has {8 * len(self.digest)} bits; give at least {8 * MIN_DIGEST_BYTES} (SHA-256 has 256)"
+                f"media digest has {8 * len(self.digest)} bits; give at least "
+                f"{8 * MIN_DIGEST_BYTES} (SHA-256 has 256)"
             )
 
 
@@ -53,10 +61,13 @@ class MediaIds:
         for item in media:
             if item.start + item.length > len(tokens):
                 raise UsageError(
-                    f"media span [{item.start}, {item.start + item.length}) is outside the {len(tokens)} tokens"
+                    f"media span [{item.start}, {item.start + item.length}) is outside the "
+                    f"{len(tokens)} tokens"
                 )
             first = self._intern(item)
-            marked[item.start : item.start + item.length] = np.arange(first, first - item.length, -1)
+            marked[item.start : item.start + item.length] = np.arange(
+                first, first - item.length, -1
+            )
         return marked
 
     def _intern(self, item: Media) -> int:
@@ -64,7 +75,9 @@ class MediaIds:
         first = self._first.get(key)
         if first is None:
             if self._next - item.length < np.iinfo(np.int32).min:
-                raise CapacityError("2**31 distinct media tokens were seen; call reset() to start over")
+                raise CapacityError(
+                    "2**31 distinct media tokens were seen; call reset() to start over"
+                )
             first = self._first[key] = self._next
             self._next -= item.length
         return first

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
 from kvtide.errors import UsageError
-from kvtide.types import TokenArray
+
+if TYPE_CHECKING:
+    from kvtide.types import TokenArray
 
 
 class TensorLike(Protocol):
@@ -26,8 +28,9 @@ TokenSource: TypeAlias = TensorLike | Iterable[int] | Any
 def as_tokens(source: object) -> TokenArray:
     """`source` as int32 [n]: a view if it is int32 already, else one conversion.
 
-    Takes numpy arrays, memoryviews, `array.array`, CPU tensors and lists. Raises UsageError if it is
-    empty, not one-dimensional, not integers, or has an id outside [0, 2**31): negative ids name media.
+    Takes numpy arrays, memoryviews, `array.array`, CPU tensors and lists. Raises UsageError if it
+    is empty, not one-dimensional, not integers, or has an id outside [0, 2**31): negative ids name
+    media.
     """
     to_numpy = getattr(source, "numpy", None)
     if to_numpy is not None:
@@ -35,15 +38,20 @@ def as_tokens(source: object) -> TokenArray:
     try:
         ids = np.asarray(source)
     except (TypeError, ValueError) as cause:
-        raise UsageError(f"tokens of type {type(source).__name__} are not a flat list of integers") from cause
+        raise UsageError(
+            f"tokens of type {type(source).__name__} are not a flat list of integers"
+        ) from cause
     if ids.ndim != 1 or not len(ids):
-        raise UsageError(f"tokens have shape {list(ids.shape)}; give one flat sequence of at least one id")
+        raise UsageError(
+            f"tokens have shape {list(ids.shape)}; give one flat sequence of at least one id"
+        )
     if ids.dtype.kind not in "iu":
         raise UsageError(f"tokens have dtype {ids.dtype}; give integers")
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high > np.iinfo(np.int32).max:
         raise UsageError(
-            f"token id {low if low < 0 else high} is outside [0, 2**31); negative ids are kept for media content "
+            f"token id {low if low < 0 else high} is outside [0, 2**31); negative ids are kept "
+            "for media content "
             "(pass media=... instead)"
         )
     return np.ascontiguousarray(ids, np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TypeAlias
@@ -17,6 +18,9 @@ PageArray: TypeAlias = npt.NDArray[np.int32]
 
 TokenArray: TypeAlias = npt.NDArray[np.int32]
 """Token ids; negative values are media content ids the manager assigned, never an engine's."""
+
+KeyFunction: TypeAlias = Callable[[int, bytes], int]
+"""(number of the parent run, tokens of a block) -> key of a child in the prefix index."""
 
 ABSENT = -1
 SINK = 0

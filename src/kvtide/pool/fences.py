@@ -1,4 +1,6 @@
-"""Steps in flight, as two counters. A page or granule is reused only behind the steps that read it."""
+"""Steps in flight, as two counters. A page or granule is reused only behind the steps that
+read it.
+"""
 
 from __future__ import annotations
 

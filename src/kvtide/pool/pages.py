@@ -14,13 +14,16 @@ as many releases as it holds entries, so placement stays dense at constant cost 
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtide.errors import InvariantError, UsageError
-from kvtide.pool.fences import Fences
 from kvtide.types import SINK, PageArray
+
+if TYPE_CHECKING:
+    from kvtide.pool.fences import Fences
 
 NO_OWNER = 0
 
@@ -29,11 +32,26 @@ _MANY = 256
 
 
 class PageBooks:
-    """The books of up to `max_pages` pages, of which some exist. Page 0 is the sink: never handed out."""
+    """The books of up to `max_pages` pages, of which some exist. Page 0 is the sink: never handed
+    out.
+    """
 
     __slots__ = (
-        "_fences", "_free", "_in_flight", "_unsorted", "exists", "idle_since", "lease", "max_pages",
-        "newly_cached", "num_cached", "num_free", "num_in_flight", "num_leased", "num_pages", "owner",
+        "_fences",
+        "_free",
+        "_in_flight",
+        "_unsorted",
+        "exists",
+        "idle_since",
+        "lease",
+        "max_pages",
+        "newly_cached",
+        "num_cached",
+        "num_free",
+        "num_in_flight",
+        "num_leased",
+        "num_pages",
+        "owner",
     )  # fmt: skip
 
     def __init__(self, max_pages: int, fences: Fences) -> None:
@@ -61,14 +79,18 @@ class PageBooks:
         self._sort()
 
     def destroy(self, pages: PageArray) -> None:
-        """`pages` cease to exist. All must be free; raises UsageError otherwise, changing nothing."""
+        """`pages` cease to exist. All must be free; raises UsageError otherwise, changing
+        nothing.
+        """
         doomed = np.zeros(self.max_pages, np.bool_)
         doomed[pages] = True
         stack = self._free[: self.num_free]
         keep = stack[~doomed[stack]]
         if self.num_free - len(keep) != len(pages):
             busy = len(pages) - (self.num_free - len(keep))
-            raise UsageError(f"{busy} of {len(pages)} pages to destroy are not free; vacate them first")
+            raise UsageError(
+                f"{busy} of {len(pages)} pages to destroy are not free; vacate them first"
+            )
         self.exists[pages] = False
         self._free[: len(keep)] = keep
         self.num_free = len(keep)
@@ -96,7 +118,9 @@ class PageBooks:
         self.num_cached -= woken
 
     def release(self, pages: PageArray) -> None:
-        """End one lease of each of `pages` (all different); unnamed ones become free behind the fence."""
+        """End one lease of each of `pages` (all different); unnamed ones become free behind the
+        fence.
+        """
         left = self.lease[pages] - 1
         self.lease[pages] = left
         idle = pages[left == 0]
@@ -115,7 +139,9 @@ class PageBooks:
         self.owner[pages] = owner
 
     def disown(self, pages: PageArray) -> int:
-        """The prefix tree stops naming `pages`; return how many of them that left without a user."""
+        """The prefix tree stops naming `pages`; return how many of them that left without a
+        user.
+        """
         self.owner[pages] = NO_OWNER
         idle = pages[self.lease[pages] == 0]
         self.num_cached -= len(idle)
@@ -212,7 +238,9 @@ class PageBooks:
         return allowed
 
     def move(self, src: PageArray, dst: PageArray) -> None:
-        """`dst` (leased by `take_outside`) take over leases and owners of `src`, which become free."""
+        """`dst` (leased by `take_outside`) take over leases and owners of `src`, which become
+        free.
+        """
         self.lease[dst] = self.lease[src]
         self.owner[dst] = self.owner[src]
         self.lease[src] = 0
@@ -222,11 +250,14 @@ class PageBooks:
         self._push(src)
 
     def check(self) -> None:
-        """Raise InvariantError unless every page is in exactly one state and all counts are right."""
+        """Raise InvariantError unless every page is in exactly one state and all counts are
+        right.
+        """
         free = self._free[: self.num_free]
         in_flight = self.in_flight_pages()
         idle = np.concatenate([free, in_flight])
         exists = np.flatnonzero(self.exists)
+        gone = ~self.exists
         leased = int(np.count_nonzero(self.lease[exists] > 0))
         cached = int(np.count_nonzero((self.lease[exists] == 0) & (self.owner[exists] != NO_OWNER)))
         facts = {
@@ -236,16 +267,17 @@ class PageBooks:
             "a free page is leased": not self.lease[idle].any(),
             "a free page has an owner": not self.owner[idle].any(),
             "a lease count is negative": bool((self.lease >= 0).all()),
-            "a page that does not exist is in use": not (self.lease[~self.exists].any() or self.owner[~self.exists].any()),
+            "a page that does not exist is in use": not (self.lease + self.owner)[gone].any(),
             f"num_leased {self.num_leased} != {leased}": self.num_leased == leased,
             f"num_cached {self.num_cached} != {cached}": self.num_cached == cached,
-            f"num_in_flight {self.num_in_flight} != {len(in_flight)}": self.num_in_flight == len(in_flight),
+            f"num_in_flight {self.num_in_flight} != {len(in_flight)}": (
+                self.num_in_flight == len(in_flight)
+            ),
             f"num_pages {self.num_pages} != {len(exists)}": self.num_pages == len(exists),
             "free + in flight + leased + cached + sink != pages": (
-                self.num_free + self.num_in_flight + leased + cached + int(self.exists[SINK]) == len(exists)
+                len(idle) + leased + cached + int(self.exists[SINK]) == len(exists)
             ),
         }  # fmt: skip
         for fault, holds in facts.items():
             if not holds:
                 raise InvariantError(fault)
-

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from kvtide.errors import InvariantError
-from kvtide.memory import Arena, Budget
-from kvtide.pool.fences import Fences
 from kvtide.pool.pages import PageBooks
 from kvtide.pool.space import PageSpace
 from kvtide.types import SINK, IntArray, PageArray
+
+if TYPE_CHECKING:
+    from kvtide.memory import Arena, Budget
+    from kvtide.pool.fences import Fences
 
 
 class Pool:
@@ -18,7 +22,9 @@ class Pool:
     The arena reserves addresses for the whole tier, so page p is always at `base + p * page_bytes`.
     """
 
-    def __init__(self, name: str, page_bytes: int, budget: Budget, arena: Arena, fences: Fences) -> None:
+    def __init__(
+        self, name: str, page_bytes: int, budget: Budget, arena: Arena, fences: Fences
+    ) -> None:
         self.name = name
         self.page_bytes = page_bytes
         self.arena = arena
@@ -37,7 +43,8 @@ class Pool:
         return under[~self.mapped[under]]
 
     def grow(self, granules: IntArray) -> bool:
-        """Map free granules of the budget at `granules`; False, changing nothing, if there are too few.
+        """Map free granules of the budget at `granules`; False, changing nothing, if there are too
+        few.
 
         Fresh granules are zeroed first: another pool's bytes, in another number format, must never
         reach this pool's readers.
@@ -56,7 +63,8 @@ class Pool:
         return True
 
     def shrink(self, granules: IntArray) -> int:
-        """Destroy the free pages over `granules`, return to the budget every granule left under none.
+        """Destroy the free pages over `granules`, return to the budget every granule left under
+        none.
 
         Raises UsageError, changing nothing, if a page there is not free. Returns the number of
         granules given back: at least `len(granules)`, more where a destroyed page was the last
@@ -99,7 +107,9 @@ class Pool:
         self.books.check()
         whole = self.space.complete(np.arange(self.space.num_pages, dtype=np.int32), self.mapped)
         if not np.array_equal(whole, np.flatnonzero(self.books.exists)):
-            raise InvariantError(f"pool {self.name!r}: a page exists without its granules, or lacks them")
+            raise InvariantError(
+                f"pool {self.name!r}: a page exists without its granules, or lacks them"
+            )
         if not self.books.exists[SINK]:
             raise InvariantError(f"pool {self.name!r}: the sink page does not exist")
         if self.num_mapped != int(np.count_nonzero(self.mapped)):

@@ -1,8 +1,8 @@
 """Which granules stand under which pages of one pool: pure interval arithmetic on arrays.
 
-Page p occupies bytes [p * page_bytes, (p + 1) * page_bytes) of the pool's arena, granule g the bytes
-[g * granule_bytes, (g + 1) * granule_bytes). Page p exists iff every granule it touches is mapped, so
-pages may straddle granules and no page is padded.
+Page p occupies bytes [p * page_bytes, (p + 1) * page_bytes) of the pool's arena, granule g the
+bytes [g * granule_bytes, (g + 1) * granule_bytes). Page p exists iff every granule it touches is
+mapped, so pages may straddle granules and no page is padded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class PageSpace:
-    """Arithmetic of one pool: `page_bytes` against `granule_bytes`, up to `num_granules` granules."""
+    """Arithmetic of one pool: `page_bytes` against `granule_bytes`, up to `num_granules`
+    granules.
+    """
 
     __slots__ = ("granule_bytes", "num_granules", "num_pages", "page_bytes")
 

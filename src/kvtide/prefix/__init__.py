@@ -6,5 +6,13 @@ from kvtide.prefix.prefixes import Match, Prefixes
 from kvtide.prefix.tree import PrefixTree
 
 __all__ = [
-    "Match", "MirrorRule", "Node", "PrefixTree", "Prefixes", "Rule", "StateRule", "WindowRule", "longest_hit",
-]  # fmt: skip
+    "Match",
+    "MirrorRule",
+    "Node",
+    "PrefixTree",
+    "Prefixes",
+    "Rule",
+    "StateRule",
+    "WindowRule",
+    "longest_hit",
+]

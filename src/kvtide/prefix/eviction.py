@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtide.pool import PageBooks
-from kvtide.prefix.joint import SparseRule
-from kvtide.prefix.node import Node
 from kvtide.prefix.order import DEAD, LIVE, LOOSE, Order, Rank
 from kvtide.prefix.tree import PrefixTree, pages_of
-from kvtide.types import ABSENT, PageArray
+from kvtide.types import ABSENT, IntArray, PageArray
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvtide.pool import PageBooks
+    from kvtide.prefix.joint import SparseRule
+    from kvtide.prefix.node import Node
 
 _CRUMB = 8
 """Blocks: an eviction leaves no run shorter than this, and takes no less from a long one."""
@@ -20,7 +24,8 @@ _CRUMB = 8
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Cached pages a pool could drop next: how many, unused for `age`, and the hit tokens lost with them.
+    """Cached pages a pool could drop next: how many, unused for `age`, and the hit tokens lost with
+    them.
 
     `age` counts matches and publications, never seconds: ranks must agree.
     """
@@ -35,8 +40,8 @@ class Eviction:
     """Victims by group: dead run tails and loose pages first, then the least recently used.
 
     Full-lifetime groups lose the tails of leaf runs, in all groups at once: what is only useful
-    together goes together. Window and state groups lose single pages of any run: loose ones, which no
-    match at the run's end needs, before those that make the run's end matchable.
+    together goes together. Window and state groups lose single pages of any run: loose ones, which
+    no match at the run's end needs, before those that make the run's end matchable.
     """
 
     def __init__(
@@ -78,14 +83,18 @@ class Eviction:
     # -- choosing ------------------------------------------------------------------------------
 
     def offer(self, group: int, clock: int) -> Offer | None:
-        """What dropping the group's least recently used useful pages frees and costs; None if none are cached."""
+        """What dropping the group's least recently used useful pages frees and costs; None if none
+        are cached.
+        """
         self._note_cached(group)
         if group not in self._rules:
             head = self._runs.coldest()
             if head is None:
                 return None
             (kind, priority, used), _ = head
-            return Offer(priority, clock - used + 1, 1, 0 if kind == DEAD else self._tree.block_tokens)
+            return Offer(
+                priority, clock - used + 1, 1, 0 if kind == DEAD else self._tree.block_tokens
+            )
         order = self._kept[group]
         while (head := order.coldest()) is not None:
             (_, priority, used), node = head
@@ -98,7 +107,9 @@ class Eviction:
         return None
 
     def evict_worthless(self, group: int, num_pages: int) -> int:
-        """Drop up to about `num_pages` pages that no match can use or that are loose; return how many."""
+        """Drop up to about `num_pages` pages that no match can use or that are loose; return how
+        many.
+        """
         self._note_cached(group)
         freed = 0
         if group in self._rules:
@@ -111,7 +122,9 @@ class Eviction:
         return freed
 
     def evict(self, group: int, num_pages: int) -> int:
-        """Drop cached pages until `group`'s pool is `num_pages` freer or nothing is left; return how many."""
+        """Drop cached pages until `group`'s pool is `num_pages` freer or nothing is left; return
+        how many.
+        """
         freed = self.evict_worthless(group, num_pages)
         if group in self._rules:
             return freed + self._drain(self._kept[group], group, num_pages - freed)
@@ -132,7 +145,9 @@ class Eviction:
         return freed
 
     def _note_cached(self, group: int) -> None:
-        """Give the runs whose pages lost their last lease an entry, once each, before an eviction."""
+        """Give the runs whose pages lost their last lease an entry, once each, before an
+        eviction.
+        """
         owners = self._books[group].newly_cached
         if owners:
             for slot in np.unique(np.concatenate(owners)).tolist():
@@ -168,7 +183,7 @@ class Eviction:
             self._runs.queue(parent)
         return freed
 
-    def _parts(self, node: Node, group: int) -> tuple[PageArray, PageArray, PageArray]:
+    def _parts(self, node: Node, group: int) -> tuple[PageArray, IntArray, IntArray]:
         """A run's pages in a sparse group, and the blocks of its unused ones: (pages, loose, kept).
 
         If the part a match at the end needs has a hole, no match can end there: all is loose.
@@ -208,8 +223,12 @@ class Eviction:
         return len(victims)
 
     def prune(self, node: Node | None) -> None:
-        """Make ghosts of unpinned leaf runs that have lost every page (layouts without a full group)."""
-        while node is not None and node.parent is not None and not (node.pins or node.live_children):
+        """Make ghosts of unpinned leaf runs that have lost every page (layouts without a full
+        group).
+        """
+        while (
+            node is not None and node.parent is not None and not (node.pins or node.live_children)
+        ):
             if any(pages.strip(b"\xff") for pages in node.pages):
                 return
             parent = node.parent
@@ -224,7 +243,9 @@ def _run_rank(node: Node) -> Rank | None:
 
 
 def _ranker(kind: int) -> Callable[[Node], Rank | None]:
-    """Rank of a run in a sparse group. Whether it has pages to drop is found out when its turn comes."""
+    """Rank of a run in a sparse group. Whether it has pages to drop is found out when its turn
+    comes.
+    """
 
     def rank(node: Node) -> Rank | None:
         if node.ghost or node.parent is None:

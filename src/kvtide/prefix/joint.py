@@ -1,18 +1,22 @@
 """The joint rule: how much of a path all layer groups can use together. Pure functions.
 
 With h tokens computed the next token of a window layer may read indices >= h - W + 1, so a hit of n
-tokens needs the blocks that cover [n - W + 1, n), the sink blocks, and a state snapshot exactly at n.
+tokens needs the blocks that cover [n - W + 1, n), the sink blocks, and a state snapshot exactly at
+n.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtide.types import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -44,7 +48,9 @@ class WindowRule:
         return (self.tokens - 2) // self.block_tokens + 2
 
     def usable(self, present: BoolArray) -> BoolArray:
-        """Boolean [blocks + 1]: may a hit end after b blocks, given which window pages are present?"""
+        """Boolean [blocks + 1]: may a hit end after b blocks, given which window pages are
+        present?
+        """
         num = len(present)
         bounds = np.arange(num + 1)
         # Index of the last hole before each boundary, -1 if there is none.
@@ -60,7 +66,8 @@ class WindowRule:
         return usable
 
     def kept_span(self, depth: int, num_blocks: int) -> tuple[int, int]:
-        """(s, t): blocks [0, s) and [t, num_blocks) of a run from block `depth` serve a match at its end.
+        """(s, t): blocks [0, s) and [t, num_blocks) of a run from block `depth` serve a match at
+        its end.
 
         The rest is loose: dropped first.
         """
@@ -80,7 +87,9 @@ class StateRule:
         return blocks - 1
 
     def usable(self, present: BoolArray) -> BoolArray:
-        """Boolean [blocks + 1]: may a hit end after b blocks? `present[b - 1]` is the snapshot there."""
+        """Boolean [blocks + 1]: may a hit end after b blocks? `present[b - 1]` is the snapshot
+        there.
+        """
         return np.concatenate([[True], present])
 
     def kept_span(self, depth: int, num_blocks: int) -> tuple[int, int]:
@@ -110,7 +119,9 @@ Rule = SparseRule | MirrorRule
 
 
 def longest_hit(num_blocks: int, needs: Sequence[tuple[Rule, BoolArray]]) -> int:
-    """Largest b <= `num_blocks` such that every (rule, presence over the blocks) allows a hit of b."""
+    """Largest b <= `num_blocks` such that every (rule, presence over the blocks) allows a hit
+    of b.
+    """
     if not needs:
         return num_blocks
     usable = np.ones(num_blocks + 1, np.bool_)

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Node:
     """`num_blocks` consecutive blocks that follow the parent's run.
 
-    `tokens` are the run's token ids (int32 bytes); `pages[g]` the page ids of layer group g, one int32
-    per block (as bytes: 33 bytes of overhead where an array has 112), -1 where absent. A run whose
-    pages were all evicted stays a while as a ghost: its key, no pages.
+    `tokens` are the run's token ids (int32 bytes); `pages[g]` the page ids of layer group g, one
+    int32 per block (as bytes: 33 bytes of overhead where an array has 112), -1 where absent. A run
+    whose pages were all evicted stays a while as a ghost: its key, no pages.
 
-    Invariants: a ghost has only ghost children; `live_children` counts the others; `pins` counts the
-    sequences whose published path ends here, which protects this node and all its ancestors.
+    Invariants: a ghost has only ghost children; `live_children` counts the others; `pins` counts
+    the sequences whose published path ends here, which protects this node and all its ancestors.
     """
 
     __slots__ = (
-        "children", "depth", "ghost", "key", "live_children", "next", "num_blocks", "number", "pages",
-        "parent", "pins", "prev", "priority", "queued", "sealed", "slot", "stale", "tokens", "used",
+        "children",
+        "depth",
+        "ghost",
+        "key",
+        "live_children",
+        "next",
+        "num_blocks",
+        "number",
+        "pages",
+        "parent",
+        "pins",
+        "prev",
+        "priority",
+        "queued",
+        "sealed",
+        "slot",
+        "stale",
+        "tokens",
+        "used",
     )  # fmt: skip
 
     def __init__(self, number: int, tokens: bytes, depth: int, num_blocks: int) -> None:
@@ -77,9 +97,9 @@ class Node:
     def path(self) -> list[Node]:
         """Runs from just below the root down to this one."""
         nodes: list[Node] = []
-        node: Node | None = self
-        while node is not None and node.parent is not None:
+        node, parent = self, self.parent
+        while parent is not None:
             nodes.append(node)
-            node = node.parent
+            node, parent = parent, parent.parent
         nodes.reverse()
         return nodes

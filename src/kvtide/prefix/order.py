@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from kvtide.prefix.node import Node
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvtide.prefix.node import Node
 
 Rank = tuple[int, int, int]
 """(class, priority, last use): smaller goes first; ties go to the node created first."""

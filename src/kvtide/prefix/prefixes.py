@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvtide.errors import InvariantError
-from kvtide.pool import PageBooks
 from kvtide.prefix.eviction import Eviction
 from kvtide.prefix.joint import MirrorRule, Rule, longest_hit
-from kvtide.prefix.node import Node
 from kvtide.prefix.tree import PrefixTree, Walk, pages_of
-from kvtide.types import PageArray
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtide.pool import PageBooks
+    from kvtide.prefix.node import Node
+    from kvtide.types import PageArray
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest prefix all layer groups can use together. Holds nothing; good for one tree version.
+    """The longest prefix all layer groups can use together. Holds nothing; good for one tree
+    version.
 
     `hit` tokens can be reused: `blocks` whole blocks and, if `partial` names a (node, block), the
     first `hit - blocks * block_tokens` tokens of a copy of that block. `full_blocks` is what the
@@ -40,12 +45,17 @@ class Match:
 class Prefixes:
     """Cached prefixes of one manager.
 
-    `books[g]` are the books of the pool that holds layer group g; `rules[g]` says what a match needs
-    of it (None: every block, for full-lifetime groups).
+    `books[g]` are the books of the pool that holds layer group g; `rules[g]` says what a match
+    needs of it (None: every block, for full-lifetime groups).
     """
 
     def __init__(
-        self, tree: PrefixTree, books: Sequence[PageBooks], rules: Sequence[Rule | None], *, partial: bool
+        self,
+        tree: PrefixTree,
+        books: Sequence[PageBooks],
+        rules: Sequence[Rule | None],
+        *,
+        partial: bool,
     ) -> None:
         self.tree = tree
         self.clock = 0
@@ -102,7 +112,9 @@ class Prefixes:
     # -- pinning -------------------------------------------------------------------------------
 
     def anchor(self, match: Match) -> Node:
-        """Pin the node where the match's whole blocks end (splitting a run if need be); return it."""
+        """Pin the node where the match's whole blocks end (splitting a run if need be); return
+        it.
+        """
         nodes, blocks = match.walk.nodes, match.blocks
         node = match.walk.root
         for candidate in nodes:
@@ -125,7 +137,9 @@ class Prefixes:
                 self.eviction.prune(node)
 
     def ancestor(self, node: Node, blocks: int) -> Node:
-        """The node on the path to `node` that ends after `blocks` blocks, splitting a run if need be."""
+        """The node on the path to `node` that ends after `blocks` blocks, splitting a run if need
+        be.
+        """
         while node.parent is not None and node.depth >= blocks:
             node = node.parent
         if node.depth + node.num_blocks > blocks:
@@ -143,12 +157,15 @@ class Prefixes:
 
     # -- publishing ----------------------------------------------------------------------------
 
-    def publish(self, node: Node, data: bytes, pages: list[PageArray], *, priority: int = 0) -> Node:
-        """Name blocks that follow `node` (pinned by the caller); returns the new end, pinned instead.
+    def publish(
+        self, node: Node, data: bytes, pages: list[PageArray], *, priority: int = 0
+    ) -> Node:
+        """Name blocks that follow `node` (pinned by the caller); returns the new end, pinned
+        instead.
 
-        `data` are the blocks' tokens, `pages[g]` their pages in group g (-1 where there is none), all
-        leased by the caller. Where the tree has a page already the caller's lease moves to it and
-        `pages[g]` is rewritten in place; where it has none it adopts the caller's.
+        `data` are the blocks' tokens, `pages[g]` their pages in group g (-1 where there is none),
+        all leased by the caller. Where the tree has a page already the caller's lease moves to it
+        and `pages[g]` is rewritten in place; where it has none it adopts the caller's.
         """
         self.clock += 1
         start, tree = node, self.tree
@@ -203,7 +220,9 @@ class Prefixes:
                 node.pages[g] = merged.tobytes()
 
     def clear(self) -> None:
-        """Drop every cached prefix; leased pages stay with their sequences, which publish no more."""
+        """Drop every cached prefix; leased pages stay with their sequences, which publish no
+        more.
+        """
         for node in self.tree.forget():
             for g, books in enumerate(self._books):
                 pages = pages_of(node, g)
@@ -213,7 +232,9 @@ class Prefixes:
     # -- moving and facts ----------------------------------------------------------------------
 
     def relabel(self, group: int, owners: PageArray, remap: PageArray) -> None:
-        """Pages of `group` moved: `remap[old]` is the new id. `owners` are the slots that named them."""
+        """Pages of `group` moved: `remap[old]` is the new id. `owners` are the slots that named
+        them.
+        """
         for slot in np.unique(owners[owners > 0]):
             node = self.tree.find(int(slot))
             if node is None:
@@ -222,7 +243,9 @@ class Prefixes:
         self.tree.version += 1
 
     def dead_pages(self) -> list[int]:
-        """Pages a group that no match can use any more: tails of runs whose window or state is gone."""
+        """Pages a group that no match can use any more: tails of runs whose window or state is
+        gone.
+        """
         dead = [0] * len(self._books)
         for leaf in self.tree.nodes() if self._sparse else ():
             if leaf.live_children or leaf.pins:
@@ -256,4 +279,3 @@ class Prefixes:
 
 def _any_present(pages: bytes) -> bool:
     return bool(pages.strip(b"\xff"))
-

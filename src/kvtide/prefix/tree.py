@@ -1,4 +1,5 @@
-"""The prefix index: a compressed radix tree of runs of blocks, with one page a block and layer group.
+"""The prefix index: a compressed radix tree of runs of blocks, with one page a block and layer
+group.
 
 Matching compares whole runs (memcmp), never block by block, and equality of tokens decides every
 hit: the key of a child only finds the candidate. Pages are named here and counted in the pools'
@@ -8,16 +9,16 @@ books; the tree never touches bytes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvtide.errors import InvariantError
 from kvtide.prefix.node import Node
-from kvtide.types import PageArray, Scope
 
-KeyFunction = Callable[[int, bytes], int]
+if TYPE_CHECKING:
+    from kvtide.types import KeyFunction, PageArray, Scope
 
 
 def default_key(parent_number: int, block: bytes) -> int:
@@ -54,13 +55,20 @@ def pages_of(node: Node, group: int) -> PageArray:
 
 
 class PrefixTree:
-    """Runs of committed blocks by content, one root a scope. Structure only: see `Retention` for eviction.
+    """Runs of committed blocks by content, one root a scope. Structure only: see `Retention` for
+    eviction.
 
-    `num_groups` page arrays hang on every node. `ghost_blocks` bounds the keys kept of evicted runs.
+    `num_groups` page arrays hang on every node. `ghost_blocks` bounds the keys kept of evicted
+    runs.
     """
 
     def __init__(
-        self, block_tokens: int, num_groups: int, *, ghost_blocks: int = 0, key: KeyFunction = default_key
+        self,
+        block_tokens: int,
+        num_groups: int,
+        *,
+        ghost_blocks: int = 0,
+        key: KeyFunction = default_key,
     ) -> None:
         self.block_tokens = block_tokens
         self.block_bytes = 4 * block_tokens
@@ -114,7 +122,9 @@ class PrefixTree:
         return None
 
     def walk(self, root: Node, data: bytes, max_blocks: int) -> Walk:
-        """Follow `data` (int32 tokens as bytes) down from `root` for at most `max_blocks` blocks."""
+        """Follow `data` (int32 tokens as bytes) down from `root` for at most `max_blocks`
+        blocks.
+        """
         step, end, offset, into = self.block_bytes, max_blocks * self.block_bytes, 0, 0
         nodes: list[Node] = []
         node = root
@@ -155,7 +165,9 @@ class PrefixTree:
         if walk.nodes and walk.into < last.num_blocks:
             candidates = [(last, walk.into)]
         else:
-            candidates = [(kid, 0) for kid, _ in zip(last.kids(), range(8), strict=False) if not kid.ghost]
+            candidates = [
+                (kid, 0) for kid, _ in zip(last.kids(), range(8), strict=False) if not kid.ghost
+            ]
         best: tuple[Node, int, int] | None = None
         size = min(num_tokens * 4, self.block_bytes)
         for node, block in candidates:
@@ -168,7 +180,9 @@ class PrefixTree:
         return best
 
     def gather(self, walk: Walk, group: int, num_blocks: int | None = None) -> PageArray:
-        """Page ids of layer group `group` along the walk's first `num_blocks` blocks (default all)."""
+        """Page ids of layer group `group` along the walk's first `num_blocks` blocks (default
+        all).
+        """
         joined = b"".join([node.pages[group] for node in walk.nodes])
         return np.frombuffer(joined, np.int32, walk.blocks if num_blocks is None else num_blocks)
 
@@ -216,7 +230,12 @@ class PrefixTree:
             raise InvariantError(f"cannot split a run of {node.num_blocks} blocks at {at}")
         upper = Node(self._number(), node.tokens[:cut], node.depth, at)
         upper.pages = [pages[: 4 * at] for pages in node.pages]
-        upper.ghost, upper.used, upper.priority, upper.sealed = node.ghost, node.used, node.priority, True
+        upper.ghost, upper.used, upper.priority, upper.sealed = (
+            node.ghost,
+            node.used,
+            node.priority,
+            True,
+        )
         self._index_remove(node)
         parent.unlink(node)
         node.tokens = node.tokens[cut:]
@@ -234,7 +253,9 @@ class PrefixTree:
         return upper
 
     def haunt(self, node: Node) -> None:
-        """`node`, a run without live children whose pages are gone, becomes a ghost (or vanishes)."""
+        """`node`, a run without live children whose pages are gone, becomes a ghost (or
+        vanishes).
+        """
         parent = node.parent
         if parent is None or node.live_children:
             raise InvariantError("only a leaf run can become a ghost")

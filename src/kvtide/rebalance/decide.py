@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtide.prefix.eviction import Offer
 from kvtide.types import IntArray, ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtide.prefix.eviction import Offer
 
 PATIENCE = 1.25
 """How much cheaper a donor's loss must be than the short pool's own before ground changes hands.
@@ -19,7 +23,9 @@ Without it two pools of equal worth would hand the same granule back and forth.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolNeed:
-    """One pool's live demand, in pages of `page_bytes`: what is leased or in flight, and what is asked."""
+    """One pool's live demand, in pages of `page_bytes`: what is leased or in flight, and what is
+    asked.
+    """
 
     page_bytes: int
     busy: int
@@ -74,7 +80,9 @@ def loss(offer: Offer, page_bytes: int) -> float:
 
 
 def should_give(donor: Offer, donor_bytes: int, own: Offer | None, own_bytes: int) -> bool:
-    """Should another pool drop `donor` rather than the short pool drop `own`? Sizes are page bytes."""
+    """Should another pool drop `donor` rather than the short pool drop `own`? Sizes are page
+    bytes.
+    """
     if own is None or donor.priority != own.priority:
         return own is None or donor.priority < own.priority
     return loss(donor, donor_bytes) * PATIENCE < loss(own, own_bytes)
@@ -83,8 +91,8 @@ def should_give(donor: Offer, donor_bytes: int, own: Offer | None, own_bytes: in
 def cheapest_granules(mapped: IntArray, leased: IntArray, cached: IntArray, count: int) -> IntArray:
     """Which `count` of the `mapped` granules to vacate: fewest live pages, then fewest cached.
 
-    `leased` and `cached` count pages per granule, over all granules; -1 in `leased` marks one that may
-    not go. Ties go to the highest address, so that a pool keeps to its low end.
+    `leased` and `cached` count pages per granule, over all granules; -1 in `leased` marks one that
+    may not go. Ties go to the highest address, so that a pool keeps to its low end.
     """
     allowed = mapped[leased[mapped] >= 0]
     order = np.lexsort((-allowed, cached[allowed], leased[allowed]))

@@ -1,16 +1,28 @@
-"""Elastic growth on this rank: find pages for live demand, by moving granules between pools if need be."""
+"""Elastic growth on this rank: find pages for live demand, by moving granules between pools if need
+be.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtide.memory import Budget
-from kvtide.pool import Fences, Pool
-from kvtide.prefix import Prefixes
-from kvtide.rebalance.decide import Move, PoolNeed, cheapest_granules, loss, refusing_pool, should_give
+from kvtide.rebalance.decide import (
+    Move,
+    PoolNeed,
+    cheapest_granules,
+    loss,
+    refusing_pool,
+    should_give,
+)
 from kvtide.types import SINK, IntArray, PageArray, ceil_div
+
+if TYPE_CHECKING:
+    from kvtide.memory import Budget
+    from kvtide.pool import Fences, Pool
+    from kvtide.prefix import Prefixes
 
 Relabel = Callable[[int, PageArray], None]
 """(group, remap): page ids of a group changed, `remap[old]` is the new one; fix every table."""
@@ -28,19 +40,23 @@ _RECENT = 32
 class Ground:
     """Where pages come from when a pool is short.
 
-    In order: the pool's free pages, the budget's free granules, then whichever is colder: the pool's
-    own cached pages or another pool's ground. Live pages are moved only inside the donor, only
-    while no step is in flight, and never below what live sequences need.
+    In order: the pool's free pages, the budget's free granules, then whichever is colder: the
+    pool's own cached pages or another pool's ground. Live pages are moved only inside the donor,
+    only while no step is in flight, and never below what live sequences need.
     """
 
     def __init__(
-        self, pools: Sequence[Pool], prefixes: Prefixes, budget: Budget, fences: Fences, relabel: Relabel
+        self,
+        pools: Sequence[Pool],
+        prefixes: Prefixes,
+        budget: Budget,
+        fences: Fences,
     ) -> None:
         self._pools = pools
         self._prefixes = prefixes
         self._budget = budget
         self._fences = fences
-        self._relabel = relabel
+        self.relabel: Relabel = _nobody
         self.elastic = True
         self.floors = [0] * len(pools)
         self._recent_need = [(0.0, 0)] * len(pools)
@@ -55,12 +71,16 @@ class Ground:
         pool = self._pools[group]
         if not self.elastic:
             return pool.num_usable
-        others = sum(max(f, p.space.granules_for(1)) for f, p in zip(self.floors, self._pools, strict=True))
+        others = sum(
+            max(f, p.space.granules_for(1)) for f, p in zip(self.floors, self._pools, strict=True)
+        )
         others -= max(self.floors[group], pool.space.granules_for(1))
         return pool.space.pages_in(self._budget.num_granules - others) - 1
 
     def refusing(self, wanted: Sequence[int]) -> int | None:
-        """The pool that cannot give `wanted` pages now, whatever cached pages are dropped; None if all can."""
+        """The pool that cannot give `wanted` pages now, whatever cached pages are dropped; None if
+        all can.
+        """
         needs = [
             PoolNeed(
                 page_bytes=pool.page_bytes,
@@ -76,8 +96,8 @@ class Ground:
     def secure(self, wanted: Sequence[int]) -> int | None:
         """Make `wanted[g]` pages free in every pool g; returns the pool that refused, or None.
 
-        A refusal before anything was dropped is the rule; one afterwards (pages in flight, or ground
-        cut up by pages that may not move now) loses cached pages, never live ones.
+        A refusal before anything was dropped is the rule; one afterwards (pages in flight, or
+        ground cut up by pages that may not move now) loses cached pages, never live ones.
         """
         self._note(wanted)
         short = [g for g, pool in enumerate(self._pools) if pool.books.num_free < wanted[g]]
@@ -103,7 +123,9 @@ class Ground:
         return {g for g, step in enumerate(self._pressed_at) if now - step <= _RECENT}
 
     def _note(self, wanted: Sequence[int]) -> None:
-        """Remember each pool's recent peak demand: ground it will ask back at once is not to spare."""
+        """Remember each pool's recent peak demand: ground it will ask back at once is not to
+        spare.
+        """
         clock = self._prefixes.clock
         for g, pages in enumerate(wanted):
             if pages:
@@ -112,7 +134,9 @@ class Ground:
                 self._recent_need[g] = (max(peak, pages), clock)
 
     def spare(self, group: int) -> bool:
-        """Make one page free in a pool at the cost of nothing live: free budget, else what is coldest."""
+        """Make one page free in a pool at the cost of nothing live: free budget, else what is
+        coldest.
+        """
         wanted = [int(g == group) for g in range(len(self._pools))]
         while self._pools[group].books.num_free < 1:
             if not self._relieve(group, wanted):
@@ -141,9 +165,11 @@ class Ground:
         return freed > 0
 
     def _donors(self, group: int, wanted: Sequence[int]) -> list[int]:
-        """Pools that should give ground to a short one: those with idle free pages, then the cheapest.
+        """Pools that should give ground to a short one: those with idle free pages, then the
+        cheapest.
 
-        A pool keeps what it needed at its recent peak, free or cached: it would ask it back at once.
+        A pool keeps what it needed at its recent peak, free or cached: it would ask it back at
+        once.
         """
         offers: list[tuple[float, int]] = []
         eviction, clock = self._prefixes.eviction, self._prefixes.clock
@@ -163,7 +189,9 @@ class Ground:
         return [d for _, d in sorted(offers)]
 
     def grow(self, group: int, num_pages: int) -> bool:
-        """Add up to `num_pages` pages (at least one) from the budget's free granules; False if none."""
+        """Add up to `num_pages` pages (at least one) from the budget's free granules; False if
+        none.
+        """
         pool, free = self._pools[group], self._budget.num_free
         space = pool.space
         num_pages = min(num_pages, free * space.granule_bytes // space.page_bytes + 1)
@@ -183,7 +211,11 @@ class Ground:
         donor; a short pool without cached pages of its own takes all it is missing.
         """
         pool, space = self._pools[receiver], self._pools[receiver].space
-        share = max(1, self._pools[donor].num_mapped // _STEP, ceil_div(pool.page_bytes, space.granule_bytes))
+        share = max(
+            1,
+            self._pools[donor].num_mapped // _STEP,
+            ceil_div(pool.page_bytes, space.granule_bytes),
+        )
         if not pool.books.num_cached:
             share = max(share, len(pool.growth_for(missing)))
         lacking = share - self._budget.num_free
@@ -196,10 +228,11 @@ class Ground:
         return moved
 
     def give(self, donor: int, count: int, keep: int = 0) -> int:
-        """Return up to `count` granules of a pool to the budget, leaving `keep` free pages; how many went.
+        """Return up to `count` granules of a pool to the budget, leaving `keep` free pages; how
+        many went.
 
-        Drops the pool's coldest cached pages until the rest fits, then moves what still stands on the
-        chosen granules to free pages elsewhere in the pool. Needs a quiesced engine.
+        Drops the pool's coldest cached pages until the rest fits, then moves what still stands on
+        the chosen granules to free pages elsewhere in the pool. Needs a quiesced engine.
         """
         pool = self._pools[donor]
         bottom = max(self.floors[donor], pool.space.granules_for(1))
@@ -244,9 +277,9 @@ class Ground:
         leased[space.under(np.concatenate([[SINK], fixed]))] = -1
         mapped = np.flatnonzero(pool.mapped)
         if pool.page_bytes > space.granule_bytes:
-            # Holes between pages larger than a granule would cost granules: shrink from the top only.
-            top = mapped[leased[mapped] >= 0][-count:]
-            return top
+            # Holes between pages larger than a granule would cost granules: shrink from the top
+            # only.
+            return mapped[leased[mapped] >= 0][-count:]
         return cheapest_granules(mapped, leased, cached, count)
 
     def _relocate(self, group: int, src: PageArray, dst: PageArray) -> None:
@@ -259,7 +292,7 @@ class Ground:
         remap[-1] = -1
         remap[src] = dst
         self._prefixes.relabel(group, owners, remap)
-        self._relabel(group, remap)
+        self.relabel(group, remap)
         self.num_relocated += len(src)
 
     def move(self, move: Move, index: dict[str, int]) -> int:
@@ -272,3 +305,7 @@ class Ground:
             return 0
         self.num_moved += len(absent)
         return len(absent)
+
+
+def _nobody(group: int, remap: PageArray) -> None:
+    """Before anyone holds pages there is nothing to rename."""

@@ -1,8 +1,21 @@
 """Who holds what: sequences, their rows in the page tables, and the verbs on them."""
 
+from kvtide.sequence.answer import Answer, Reuse
 from kvtide.sequence.groups import PageCopy
-from kvtide.sequence.ledger import Answer, Ledger, Reuse
+from kvtide.sequence.holdings import Holdings
+from kvtide.sequence.ledger import Ledger
 from kvtide.sequence.sequence import Batch, Sequence, Status
 from kvtide.sequence.table import Csr, PageTable
 
-__all__ = ["Answer", "Batch", "Csr", "Ledger", "PageCopy", "PageTable", "Reuse", "Sequence", "Status"]
+__all__ = [
+    "Answer",
+    "Batch",
+    "Csr",
+    "Holdings",
+    "Ledger",
+    "PageCopy",
+    "PageTable",
+    "Reuse",
+    "Sequence",
+    "Status",
+]

@@ -1,20 +1,28 @@
-"""Page copies that must run before a sequence's next step: planned here, carried out on step entry."""
+"""Page copies that must run before a sequence's next step: planned here, carried out on step
+entry.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvtide.sequence.groups import ZERO, FullGroup, PageCopy, StateGroup
-from kvtide.types import PageArray
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from kvtide.types import PageArray
 
 UNPLACED = -2
 """Destination of a planned copy whose fresh page is still to be taken."""
 
 
 class Copies:
-    """Planned copies by row. Each holds a lease on its source until the step that ran it has ended."""
+    """Planned copies by row. Each holds a lease on its source until the step that ran it has
+    ended.
+    """
 
     def __init__(self, groups: Seq[FullGroup | StateGroup]) -> None:
         self._groups = groups
@@ -42,7 +50,9 @@ class Copies:
                 self._groups[group].books.release(np.array([src], np.int32))
 
     def run(self) -> tuple[PageCopy, ...]:
-        """Carry out every planned copy now; returns them. `finish` ends the leases on their sources."""
+        """Carry out every planned copy now; returns them. `finish` ends the leases on their
+        sources.
+        """
         if not self._planned:
             return ()
         by_group: dict[int, list[tuple[int, int]]] = {}
@@ -83,6 +93,8 @@ class Copies:
 
     def leases(self, group: int) -> PageArray:
         """Sources leased in `group`, once per lease."""
-        planned = [s for copies in self._planned.values() for g, s, _ in copies if g == group and s != ZERO]
+        planned = [
+            s for copies in self._planned.values() for g, s, _ in copies if g == group and s != ZERO
+        ]
         running = [src for g, src in self._running if g == group]
         return np.concatenate([np.array(planned, np.int32), *running])

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtide.pool import Pool
 from kvtide.prefix import Prefixes, Rule, StateRule, WindowRule
-from kvtide.prefix.prefixes import Match
 from kvtide.prefix.tree import pages_of
-from kvtide.sequence.table import PageTable
 from kvtide.types import ABSENT, IntArray, PageArray
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from kvtide.pool import Pool
+    from kvtide.prefix.prefixes import Match
+    from kvtide.sequence.table import PageTable
 
 ZERO = -1
 """Source of a `PageCopy` that fills with zeros."""
@@ -58,10 +62,6 @@ class FullGroup:
         self.books = pool.books
         self.table = table
         self.rule = rule
-
-    def peak_pages(self, max_tokens: int) -> int:
-        """Most pages one sequence of `max_tokens` tokens holds at once, decoding token by token."""
-        return -(-max_tokens // self.table.block_tokens)
 
     def first_block(self, length: int) -> int:
         """First block still needed after `length` computed tokens."""
@@ -115,7 +115,9 @@ class FullGroup:
 
 
 class WindowGroup(FullGroup):
-    """Only the last `rule.tokens` tokens (and the sinks) stay; older pages go as the window passes."""
+    """Only the last `rule.tokens` tokens (and the sinks) stay; older pages go as the window
+    passes.
+    """
 
     def __init__(self, index: int, pool: Pool, table: PageTable, rule: WindowRule) -> None:
         super().__init__(index, pool, table, rule)
@@ -123,11 +125,6 @@ class WindowGroup(FullGroup):
         num_rows = len(table.rows)
         self.first = np.zeros(num_rows, np.int64)  # first block after the sinks that is held
         self.stale_at = np.zeros(num_rows, np.int64)  # computed tokens at which it goes
-
-    def peak_pages(self, max_tokens: int) -> int:
-        """Most pages one sequence holds, over all alignments of the window."""
-        whole = -(-max_tokens // self.table.block_tokens)
-        return min(whole, self.window.max_blocks + self.window.sink_blocks)
 
     def first_block(self, length: int) -> int:
         """First block after the sinks still needed after `length` computed tokens."""
@@ -184,13 +181,10 @@ class StateGroup:
         self.rule: Rule | None = StateRule()
         self.interval_tokens = interval_tokens
 
-    def peak_pages(self, max_tokens: int) -> int:
-        """The live page and the snapshot it may restore from."""
-        del max_tokens
-        return 2
-
     def source(self, match: Match, prefixes: Prefixes) -> int:
-        """The snapshot a matched sequence restores from, leased for the copy; `ZERO` if it starts anew."""
+        """The snapshot a matched sequence restores from, leased for the copy; `ZERO` if it starts
+        anew.
+        """
         del prefixes
         if not match.blocks:
             return ZERO
@@ -229,10 +223,6 @@ class StateGroup:
     def relabel(self, rows: IntArray, remap: PageArray) -> None:
         """Pages moved: `remap[old]` is the new id."""
         self.table.rows[rows] = remap[self.table.rows[rows]]
-
-
-PagedGroup = FullGroup
-"""Groups with one page a block."""
 
 
 def split_groups(groups: Seq[FullGroup | StateGroup]) -> tuple[list[FullGroup], list[StateGroup]]:

@@ -11,10 +11,20 @@ from kvtide.types import TokenArray, ceil_div
 
 
 class Rows:
-    """`length`, `computed` and `room` (all in tokens, int64) and known tokens of up to `max_sequences`."""
+    """`length`, `computed` and `room` (all in tokens, int64) and known tokens of up to
+    `max_sequences`.
+    """
 
     __slots__ = (
-        "_free", "anchor", "block_tokens", "computed", "length", "max_blocks", "max_tokens", "published", "room",
+        "_free",
+        "anchor",
+        "block_tokens",
+        "computed",
+        "length",
+        "max_blocks",
+        "max_tokens",
+        "published",
+        "room",
         "tokens",
     )  # fmt: skip
 
@@ -25,7 +35,9 @@ class Rows:
         self.length = np.zeros(max_sequences, np.int64)
         self.computed = np.zeros(max_sequences, np.int64)
         self.room = np.zeros(max_sequences, np.int64)
-        self.anchor = np.zeros(max_sequences, np.int64)  # slot of the node the published path ends at
+        self.anchor = np.zeros(
+            max_sequences, np.int64
+        )  # slot of the node the published path ends at
         self.published = np.zeros(max_sequences, np.int64)  # tokens on that path
         self.tokens = np.empty((max_sequences, max_tokens), np.int32)
         self._free = list(range(max_sequences))
@@ -52,13 +64,17 @@ class Rows:
         return int(self.room[row]) // self.block_tokens
 
     def check(self) -> None:
-        """Raise InvariantError unless computed <= length, computed <= room, and free rows are clear."""
+        """Raise InvariantError unless computed <= length, computed <= room, and free rows are
+        clear.
+        """
         free = np.array(self._free, np.int64)
         if len(set(self._free)) != len(self._free):
             raise InvariantError("a row is free twice")
         if self.length[free].any() or self.computed[free].any() or self.room[free].any():
             raise InvariantError("a free row is not clear")
         if (self.computed > self.length).any() or (self.computed > self.room).any():
-            raise InvariantError("a sequence has computed more tokens than it knows or has room for")
+            raise InvariantError(
+                "a sequence has computed more tokens than it knows or has room for"
+            )
         if (self.room % self.block_tokens).any():
             raise InvariantError("room is not a whole number of blocks")

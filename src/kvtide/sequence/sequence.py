@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtide.types import IntArray, Origin, Scope, TokenArray
-
 if TYPE_CHECKING:
     from kvtide.prefix import Match, Node
     from kvtide.sequence.rows import Rows
+    from kvtide.types import IntArray, Origin, Scope, TokenArray
 
 
 class Status(Enum):

@@ -1,24 +1,28 @@
 """State snapshots: at which boundaries they are wanted, taken, and who holds them until published.
 
-A snapshot costs no copy when it is taken: the live page itself becomes the snapshot, and the sequence
-restores from it into a fresh live page before its next step, exactly as after a hit. Wanted are the
-end of the prompt, the branch point where an earlier match had tokens but no state, and a grid; in
-decode the last block boundary is kept too, replaced by the next one.
+A snapshot costs no copy when it is taken: the live page itself becomes the snapshot, and the
+sequence restores from it into a fresh live page before its next step, exactly as after a hit.
+Wanted are the end of the prompt, the branch point where an earlier match had tokens but no state,
+and a grid; in decode the last block boundary is kept too, replaced by the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtide.sequence.copies import Copies
-from kvtide.sequence.groups import StateGroup
-from kvtide.sequence.rows import Rows
-from kvtide.sequence.sequence import Sequence
-from kvtide.sequence.supply import Supply
 from kvtide.types import ABSENT, PageArray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from collections.abc import Sequence as Seq
+
+    from kvtide.sequence.copies import Copies
+    from kvtide.sequence.groups import StateGroup
+    from kvtide.sequence.rows import Rows
+    from kvtide.sequence.sequence import Sequence
+    from kvtide.sequence.supply import Supply
 
 
 class Snapshots:
@@ -32,7 +36,9 @@ class Snapshots:
         self._interval = min((g.interval_tokens for g in states), default=0)
 
     def next_stop(self, seq: Sequence, computed: int) -> int:
-        """First boundary (tokens) after `computed` where a snapshot is wanted in prefill; 0 if none."""
+        """First boundary (tokens) after `computed` where a snapshot is wanted in prefill; 0 if
+        none.
+        """
         if not self._states:
             return 0
         grid = (computed // self._interval + 1) * self._interval
@@ -44,7 +50,9 @@ class Snapshots:
         return (seq.prompt_tokens - 1) // self._block
 
     def take(self, seq: Sequence, computed: int) -> None:
-        """The state after `computed` tokens (a block boundary) is in the live page: keep it if wanted."""
+        """The state after `computed` tokens (a block boundary) is in the live page: keep it if
+        wanted.
+        """
         block = computed // self._block
         wanted = block in (seq.branch, self._prompt_end(seq)) or computed % self._interval == 0
         if block in seq.snapshots or not (wanted or computed > seq.prompt_tokens):
@@ -56,7 +64,9 @@ class Snapshots:
         for g, page in zip(self._states, fresh, strict=True):
             live = g.live(seq.row)
             g.table.rows[seq.row, 0] = page
-            g.books.share(np.array([live], np.int32))  # one lease for the snapshot, one for the copy
+            g.books.share(
+                np.array([live], np.int32)
+            )  # one lease for the snapshot, one for the copy
             self._copies.plan(seq.row, g.index, live, page)
             kept.append(live)
         self._discard(seq, seq.rolling)
@@ -87,7 +97,9 @@ class Snapshots:
         return pages
 
     def published(self, seq: Sequence, pages: Seq[PageArray], blocks: int) -> None:
-        """The index holds the snapshots up to `blocks` now (`pages` as it left them): end our leases."""
+        """The index holds the snapshots up to `blocks` now (`pages` as it left them): end our
+        leases.
+        """
         for g, held in zip(self._states, pages, strict=True):
             g.books.release(held[held != ABSENT])
         for block in [b for b in seq.snapshots if seq.published < b <= blocks]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Supply(Protocol):
@@ -14,7 +16,9 @@ class Supply(Protocol):
         ...
 
     def spare(self, group: int) -> bool:
-        """Make one page free in a pool at the cost of nothing live: free budget, else a cached page."""
+        """Make one page free in a pool at the cost of nothing live: free budget, else a cached
+        page.
+        """
         ...
 
     def limit(self, group: int) -> int:

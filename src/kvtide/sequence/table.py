@@ -15,9 +15,9 @@ from kvtide.types import ABSENT, SINK, IntArray, PageArray
 class Csr:
     """Page tables of a batch in compressed rows, as paged attention kernels take them.
 
-    Row i's pages are `indices[indptr[i]:indptr[i + 1]]`, its last page holds `last_page_len[i]` tokens
-    (0 if it has none). `first_block[i]` is the block its first page stands for: 0 unless a window
-    has passed. All int32.
+    Row i's pages are `indices[indptr[i]:indptr[i + 1]]`, its last page holds `last_page_len[i]`
+    tokens (0 if it has none). `first_block[i]` is the block its first page stands for: 0 unless a
+    window has passed. All int32.
     """
 
     indptr: PageArray
@@ -27,7 +27,8 @@ class Csr:
 
 
 class PageTable:
-    """Rows of page ids by block, `ABSENT` where a row has no page (behind its window, or past its end).
+    """Rows of page ids by block, `ABSENT` where a row has no page (behind its window, or past its
+    end).
 
     `rows` is written in place for life: its address never changes. Pass `buffer` to have the
     engine's own int32 [max_sequences, max_blocks] array written.
@@ -36,21 +37,28 @@ class PageTable:
     __slots__ = ("block_tokens", "rows")
 
     def __init__(
-        self, max_sequences: int, max_blocks: int, block_tokens: int, buffer: npt.NDArray[np.int32] | None
+        self,
+        max_sequences: int,
+        max_blocks: int,
+        block_tokens: int,
+        buffer: npt.NDArray[np.int32] | None,
     ) -> None:
         shape = (max_sequences, max_blocks)
         if buffer is None:
             buffer = np.empty(shape, np.int32)
         elif buffer.shape != shape or buffer.dtype != np.int32:
             raise ConfigError(
-                f"table buffer is {buffer.dtype}{list(buffer.shape)}; give int32{list(shape)} or none"
+                f"table buffer is {buffer.dtype}{list(buffer.shape)}; give int32{list(shape)} or "
+                "none"
             )
         buffer.fill(ABSENT)
         self.rows = buffer
         self.block_tokens = block_tokens
 
     def padded(self, rows: IntArray) -> PageArray:
-        """Copy of `rows` in which every absent entry names the sink page: safe for any kernel to read."""
+        """Copy of `rows` in which every absent entry names the sink page: safe for any kernel to
+        read.
+        """
         table = self.rows[rows]
         table[table == ABSENT] = SINK
         return table

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtide.errors import InvariantError
-from kvtide.sequence.groups import FullGroup
+from kvtide.sequence.groups import FullGroup, StateGroup
 from kvtide.types import SINK
 
 if TYPE_CHECKING:
@@ -20,35 +20,42 @@ def audit(parts: Parts) -> None:
     mapped = sum(pool.num_mapped for pool in parts.pools.values())
     if mapped + parts.budget.num_free != parts.budget.num_granules:
         raise InvariantError(
-            f"{mapped} granules mapped + {parts.budget.num_free} free != {parts.budget.num_granules} in the budget"
+            f"{mapped} granules mapped + {parts.budget.num_free} free != "
+            f"{parts.budget.num_granules} in the budget"
         )
     for pool in parts.pools.values():
         pool.check()
     parts.prefixes.check()
-    parts.ledger.rows.check()
-    for group in parts.ledger.groups:
-        counted = parts.ledger.count_leases(group)
+    parts.ledger.holdings.rows.check()
+    for group in parts.ledger.holdings.groups:
+        counted = parts.ledger.holdings.count_leases(group)
         if not np.array_equal(counted, group.books.lease):
             page = int(np.flatnonzero(counted != group.books.lease)[0])
             raise InvariantError(
-                f"pool {group.pool.name!r}: page {page} has {group.books.lease[page]} leases, {counted[page]} holders"
+                f"pool {group.pool.name!r}: page {page} has {group.books.lease[page]} leases, "
+                f"{counted[page]} holders"
             )
         _audit_rows(parts, group)
 
 
-def _audit_rows(parts: Parts, group: object) -> None:
+def _audit_rows(parts: Parts, group: FullGroup | StateGroup) -> None:
     """Every exported row names only existing pages, each once, never the sink; others are clear."""
-    assert hasattr(group, "table")
-    table, books, name = group.table.rows, group.books, group.pool.name  # type: ignore[attr-defined]
-    live = parts.ledger.live
+    table, books, name = group.table.rows, group.books, group.pool.name
+    live = parts.ledger.holdings.live
     for row in range(len(table)):
         entries = table[row]
         held = entries[entries >= 0]
         if row not in live and len(held):
             raise InvariantError(f"pool {name!r}: row {row} is free but names pages")
-        if len(np.unique(held)) != len(held) or (held == SINK).any() or not books.exists[held].all():
-            raise InvariantError(f"pool {name!r}: row {row} names a page twice, the sink, or one that is gone")
+        if (
+            len(np.unique(held)) != len(held)
+            or (held == SINK).any()
+            or not books.exists[held].all()
+        ):
+            raise InvariantError(
+                f"pool {name!r}: row {row} names a page twice, the sink, or one that is gone"
+            )
         if isinstance(group, FullGroup) and len(held):
             last = int(np.flatnonzero(entries >= 0)[-1])
-            if last >= parts.ledger.rows.blocks(row):
+            if last >= parts.ledger.holdings.rows.blocks(row):
                 raise InvariantError(f"pool {name!r}: row {row} holds block {last} beyond its room")

@@ -1,0 +1,197 @@
+"""Running: room for a step's tokens, copy on write, and what a step's end changes. One call a
+step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from kvtide.errors import CapacityError, UsageError
+from kvtide.pool import NO_OWNER
+from kvtide.sequence.answer import GRANTED, Answer
+from kvtide.sequence.groups import FullGroup, Span, StateGroup
+from kvtide.types import IntArray, Origin, TokenArray
+
+if TYPE_CHECKING:
+    from kvtide.sequence.holdings import Holdings
+    from kvtide.sequence.sequence import Batch
+
+Tail: TypeAlias = tuple[FullGroup | StateGroup, int, int]
+"""(group, row, column) of a page that its row is about to write."""
+
+
+class Growth:
+    """Extends and commits batches of admitted sequences."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._held = holdings
+        self._rows = holdings.rows
+        self._block = holdings.rows.block_tokens
+
+    def extend(self, batch: Batch, num_new: IntArray | int) -> Answer:
+        """Room for `num_new` more tokens each, beyond what is computed; all or nothing. One call a
+        step.
+        """
+        rows, table = batch.rows, self._rows
+        need = table.computed[rows] + num_new
+        room = table.room[rows]
+        short = need > room
+        tails = self._visible_tails(rows) if self._held.shared_tails else []
+        if tails or short.any():
+            refused = self._extend(rows[short], room[short] // self._block, need[short], tails)
+            if refused is not None:
+                return refused
+        batch.num_new = num_new
+        return GRANTED
+
+    def _extend(
+        self, rows: IntArray, start: IntArray, need: IntArray, tails: list[Tail]
+    ) -> Answer | None:
+        if int(need.max(initial=0)) > self._rows.max_tokens:
+            raise CapacityError(
+                f"a sequence would reach {int(need.max())} tokens, max_tokens is "
+                f"{self._rows.max_tokens}; stop it "
+                "earlier or raise max_tokens"
+            )
+        stop = -(-need // self._block)
+        span = Span.of(rows, start, stop)
+        wanted = [0] * len(self._held.groups)
+        for g in self._held.paged:
+            wanted[g.index] = len(span.rows)
+        for g, _, _ in tails:
+            wanted[g.index] += 1
+        refused = self._held.supply.secure(wanted)
+        if refused is not None:
+            self._require_possible(refused, rows, stop)
+            return self._held.refusal(refused, wanted[refused])
+        for g in self._held.paged:
+            g.grow(span)
+        self._rows.room[rows] = stop * self._block
+        for tail in tails:
+            self._replace(*tail)
+        return None
+
+    def _require_possible(self, pool: int, rows: IntArray, stop: IntArray) -> None:
+        """Raise CapacityError if a single row asks for more than its pool could ever hold."""
+        group, limit = self._held.groups[pool], self._held.supply.limit(pool)
+        if not isinstance(group, FullGroup):
+            return
+        for row, blocks in zip(rows.tolist(), stop.tolist(), strict=True):
+            need = blocks - group.first_block(int(self._rows.computed[row]))
+            if need > limit:
+                raise CapacityError(
+                    f"pool {group.pool.name!r} would have to hold {need} pages for one sequence "
+                    "but can hold "
+                    f"{limit}; compute fewer tokens at once, or give it more memory"
+                )
+
+    def _visible_tails(self, rows: IntArray) -> list[Tail]:
+        """Pages the batch would write although others can see them: (group, row, column)."""
+        tails: list[Tail] = []
+        for row in sorted(self._held.shared_tails.intersection(rows.tolist())):
+            block, offset = divmod(int(self._rows.computed[row]), self._block)
+            for g in self._held.groups:
+                column = block if isinstance(g, FullGroup) else 0
+                page = g.table.rows[row, column] if offset or isinstance(g, StateGroup) else -1
+                if page >= 0 and (g.books.lease[page] > 1 or g.books.owner[page] != NO_OWNER):
+                    tails.append((g, row, column))
+        return tails
+
+    def _replace(self, group: FullGroup | StateGroup, row: int, column: int) -> None:
+        """Put a fresh page in the place of a shared one, to be copied from it before the next
+        step.
+        """
+        old = int(group.table.rows[row, column])
+        fresh = group.books.take(1)
+        assert fresh is not None
+        group.table.rows[row, column] = fresh[0]
+        self._held.copies.plan(
+            row, group.index, old, int(fresh[0])
+        )  # the row's lease becomes the copy's
+        self._held.shared_tails.discard(row)
+
+    def commit(
+        self, batch: Batch, tokens: TokenArray | None, accepted: IntArray | int | None
+    ) -> None:
+        """The step's tokens are computed; `tokens` (one each, -1 for none) are known from now
+        on.
+        """
+        rows, table, held = batch.rows, self._rows, self._held
+        count = self._granted(batch) if accepted is None else accepted
+        computed = table.computed[rows] + count
+        self._require_known(batch, computed)
+        added = None if tokens is None else self._appendable(rows, computed, tokens)
+        if held.copies:  # no step was entered: the pages must be whole all the same
+            held.copies.run()
+            held.copies.finish()
+        table.computed[rows] = computed
+        if held.unproven:
+            self._prove(rows)
+        self._keep(batch, computed, count)
+        for g in held.paged:
+            g.retire(rows, computed)
+        if added is not None:
+            at, places, ids = added
+            table.tokens[at, places] = ids
+            table.length[at] = places + 1
+        if accepted is not None:
+            blocks = -(-computed // self._block)
+            for row, num_blocks in zip(rows.tolist(), blocks.tolist(), strict=True):
+                held.shorten(row, num_blocks)
+        batch.num_new = None
+
+    def _keep(self, batch: Batch, computed: IntArray, count: IntArray | int) -> None:
+        """Take the snapshots that are due; publish where whole blocks were computed at once."""
+        held = self._held
+        if held.states:
+            for i in np.flatnonzero(computed % self._block == 0):
+                held.snapshots.take(batch.sequences[i], int(computed[i]))
+        if isinstance(count, np.ndarray) or count >= self._block:
+            for i in np.flatnonzero(np.broadcast_to(count, computed.shape) >= self._block):
+                held.publish(batch.sequences[i], int(computed[i]) // self._block)
+
+    @staticmethod
+    def _granted(batch: Batch) -> IntArray | int:
+        if batch.num_new is None:
+            raise UsageError(
+                "nothing was granted to this batch since its last commit; call extend or step first"
+            )
+        return batch.num_new
+
+    def _prove(self, rows: IntArray) -> None:
+        """Count the reuse of sequences that have now run for the first time since admission."""
+        for row in self._held.unproven.intersection(rows.tolist()):
+            seq = self._held.live[row]
+            self._held.unproven.discard(row)
+            if seq.origin is Origin.TRAFFIC:
+                self._held.stats.prove(seq)
+            seq.peak = max(seq.peak, int(self._rows.computed[row]))
+
+    def _require_known(self, batch: Batch, computed: IntArray) -> None:
+        known = self._rows.length[batch.rows]
+        if (computed > known).any():
+            i = int(np.argmax(computed - known))
+            raise UsageError(
+                f"sequence in row {batch.rows[i]} would have {computed[i]} tokens computed but "
+                f"only {known[i]} are known; "
+                "commit what was computed, and give sampled tokens by commit(..., tokens)"
+            )
+
+    def _appendable(
+        self, rows: IntArray, computed: IntArray, tokens: TokenArray
+    ) -> tuple[IntArray, IntArray, TokenArray]:
+        """(rows, positions, ids) of the sampled tokens, checked."""
+        table = self._rows
+        given = tokens >= 0
+        if not given.all():
+            rows, computed, tokens = rows[given], computed[given], tokens[given]
+        if (table.length[rows] != computed).any() or int(
+            computed.max(initial=0)
+        ) >= table.max_tokens:
+            raise UsageError(
+                "a sampled token must follow the last known one, within max_tokens = "
+                f"{table.max_tokens}; give -1 for sequences that have known tokens left to compute"
+            )
+        return rows, computed, tokens
