@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
     import torch
+    from transformers import PreTrainedModel
 
     from kvtide.layout import LayerGroup, Layout
+    from kvtide.manager import KVManager
     from kvtide.torch.binding import HasRows
+    from kvtide.torch.generate import GenerateCache
     from kvtide.torch.views import HasArena
     from kvtide.types import IntArray
 
@@ -121,6 +124,34 @@ class PagedCache(Cache):
             self._binding.commit()
         finally:
             self._binding.end()
+
+    @staticmethod
+    def for_generate(
+        model: PreTrainedModel,
+        memory: KVManager | int,
+        *,
+        block_tokens: int = 16,
+        max_tokens: int | None = None,
+        max_sequences: int = 64,
+    ) -> GenerateCache:
+        """A cache for `model.generate(..., cache=cache)` and plain `model(..., cache=cache)`.
+
+        `memory` is a manager for this model's layout, or the bytes of one to make; only then do
+        the other arguments matter, and `max_tokens` (padding included) defaults to the longest
+        position the model has. Close the cache, or use it in `with`.
+        """
+        from kvtide.torch.generate import GenerateCache, manager_for  # noqa: PLC0415 (its base)
+
+        if not isinstance(memory, int):
+            return GenerateCache(model, memory, owns_manager=False)
+        kv = manager_for(
+            model,
+            memory,
+            block_tokens=block_tokens,
+            max_tokens=max_tokens,
+            max_sequences=max_sequences,
+        )
+        return GenerateCache(model, kv, owns_manager=True)
 
     def _layer(self, kv: Paged, layer: int) -> PagedLayer | PagedStateLayer | DummyLayer:
         """The cache layer of one model layer, from the groups that hold something of it."""

@@ -33,7 +33,11 @@ class HasConfig(Protocol):
     """A transformers model, as far as its layout goes."""
 
     config: PreTrainedConfig
-    dtype: torch.dtype
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What its weights are stored in."""
+        ...
 
 
 def layout_from_model(
@@ -53,7 +57,7 @@ def layout_from_model(
     ConfigError that names the field.
     """
     config = model if isinstance(model, PreTrainedConfig) else model.config
-    text = _text_config(config)
+    text = text_config(config)
     family = text.model_type
     if family not in FAMILIES:
         raise ConfigError(
@@ -167,7 +171,8 @@ FAMILIES: dict[str, Callable[[_Reader], tuple[Buffer, ...]] | None] = {
 """Known `model_type`s, and what their linear-attention layers store if they have any."""
 
 
-def _text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration of the text decoder inside a composite one, or itself."""
     return config.get_text_config(decoder=True)  # pyright: ignore[reportUnknownMemberType]
 
 
