@@ -174,7 +174,7 @@ class KVManager:
         nothing.
         """
         batch = self._batch(sequences)
-        if np.min(num_new, initial=0) < 0:
+        if (num_new if isinstance(num_new, int) else num_new.min(initial=0)) < 0:
             raise UsageError(f"num_new is {num_new}; give counts of 0 or more")
         return self._parts.ledger.growth.extend(batch, num_new)
 

@@ -45,11 +45,10 @@ class Span:
     def of(cls, rows: IntArray, start: IntArray, stop: IntArray) -> Span:
         """Blocks [start, stop) of each row."""
         counts = stop - start
-        total = int(counts.sum())
-        if total == len(rows) and int(counts.min(initial=1)) == 1:
+        if np.count_nonzero(counts == 1) == len(counts):
             return cls(rows, start)
         ends = np.cumsum(counts)
-        blocks = np.arange(total) - np.repeat(ends - counts - start, counts)
+        blocks = np.arange(int(ends[-1])) - np.repeat(ends - counts - start, counts)
         return cls(np.repeat(rows, counts), blocks)
 
 
@@ -153,7 +152,7 @@ class WindowGroup(FullGroup):
     def retire(self, rows: IntArray, computed: IntArray) -> None:
         """Release pages that no token after `computed` may read, and clear their entries."""
         late = computed >= self.stale_at[rows]
-        if not late.any():
+        if not np.count_nonzero(late):
             return
         gone = rows[late]
         old = self.first[gone]

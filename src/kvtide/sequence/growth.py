@@ -34,28 +34,27 @@ class Growth:
         """Room for `num_new` more tokens each, beyond what is computed; all or nothing. One call a
         step.
         """
-        rows, table = batch.rows, self._rows
-        need = table.computed[rows] + num_new
-        room = table.room[rows]
+        table = self._rows
+        need = table.computed[batch.rows] + num_new
+        room = table.room[batch.rows]
         short = need > room
-        tails = self._visible_tails(rows) if self._held.shared_tails else []
-        if tails or short.any():
-            refused = self._extend(rows[short], room[short] // self._block, need[short], tails)
+        tails = self._visible_tails(batch.rows) if self._held.shared_tails else []
+        if tails or np.count_nonzero(short):
+            refused = self._extend(batch.rows[short], room[short], need[short], tails)
             if refused is not None:
                 return refused
         batch.num_new = num_new
         return GRANTED
 
     def _extend(
-        self, rows: IntArray, start: IntArray, need: IntArray, tails: list[Tail]
+        self, rows: IntArray, room: IntArray, need: IntArray, tails: list[Tail]
     ) -> Answer | None:
-        if int(need.max(initial=0)) > self._rows.max_tokens:
+        if np.count_nonzero(need > self._rows.max_tokens):
             raise CapacityError(
-                f"a sequence would reach {int(need.max())} tokens, max_tokens is "
-                f"{self._rows.max_tokens}; stop it "
-                "earlier or raise max_tokens"
+                f"a sequence would reach {need.max()} tokens, max_tokens is {self._rows.max_tokens}; "
+                "stop it earlier or raise max_tokens"
             )
-        stop = -(-need // self._block)
+        start, stop = room // self._block, -(-need // self._block)
         span = Span.of(rows, start, stop)
         wanted = [0] * len(self._held.groups)
         for g in self._held.paged:
@@ -120,22 +119,19 @@ class Growth:
         """
         rows, table, held = batch.rows, self._rows, self._held
         count = self._granted(batch) if accepted is None else accepted
-        computed = table.computed[rows] + count
-        self._require_known(batch, computed)
-        added = None if tokens is None else self._appendable(rows, computed, tokens)
+        computed = table.computed[batch.rows] + count
+        sampled = self._write_sampled(batch, computed, tokens)
         if held.copies:  # no step was entered: the pages must be whole all the same
             held.copies.run()
             held.copies.finish()
-        table.computed[rows] = computed
+        table.computed[batch.rows] = computed
         if held.unproven:
             self._prove(rows)
         self._keep(batch, computed, count)
         for g in held.paged:
             g.retire(rows, computed)
-        if added is not None:
-            at, places, ids = added
-            table.tokens[at, places] = ids
-            table.length[at] = places + 1
+        if sampled is not None:
+            table.length[sampled[0]] = sampled[1]
         if accepted is not None:
             blocks = -(-computed // self._block)
             for row, num_blocks in zip(rows.tolist(), blocks.tolist(), strict=True):
@@ -169,29 +165,31 @@ class Growth:
                 self._held.stats.prove(seq)
             seq.peak = max(seq.peak, int(self._rows.computed[row]))
 
-    def _require_known(self, batch: Batch, computed: IntArray) -> None:
-        known = self._rows.length[batch.rows]
-        if (computed > known).any():
+    def _write_sampled(
+        self, batch: Batch, computed: IntArray, tokens: TokenArray | None
+    ) -> tuple[IntArray, IntArray] | None:
+        """Check a commit, then put the sampled ids behind the known ones: (rows, new lengths).
+
+        Nothing counts before the lengths are set, so a commit that is refused here changes nothing.
+        """
+        table, rows = self._rows, batch.rows
+        known = table.length[rows]
+        if np.count_nonzero(known < computed):
             i = int(np.argmax(computed - known))
             raise UsageError(
-                f"sequence in row {batch.rows[i]} would have {computed[i]} tokens computed but "
-                f"only {known[i]} are known; "
-                "commit what was computed, and give sampled tokens by commit(..., tokens)"
+                f"sequence in row {rows[i]} would have {computed[i]} tokens computed but only "
+                f"{known[i]} are known; give sampled tokens by commit(..., tokens)"
             )
-
-    def _appendable(
-        self, rows: IntArray, computed: IntArray, tokens: TokenArray
-    ) -> tuple[IntArray, IntArray, TokenArray]:
-        """(rows, positions, ids) of the sampled tokens, checked."""
-        table = self._rows
+        if tokens is None:
+            return None
         given = tokens >= 0
-        if not given.all():
-            rows, computed, tokens = rows[given], computed[given], tokens[given]
-        if (table.length[rows] != computed).any() or int(
-            computed.max(initial=0)
-        ) >= table.max_tokens:
+        if np.count_nonzero(given) < len(given):
+            rows = rows[given]
+            computed, known, tokens = computed[given], known[given], tokens[given]
+        if np.count_nonzero((known != computed) | (computed >= table.max_tokens)):
             raise UsageError(
                 "a sampled token must follow the last known one, within max_tokens = "
                 f"{table.max_tokens}; give -1 for sequences that have known tokens left to compute"
             )
-        return rows, computed, tokens
+        table.tokens[rows, computed] = tokens
+        return rows, computed + 1
