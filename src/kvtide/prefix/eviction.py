@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtide.prefix.order import DEAD, LIVE, LOOSE, Order, Rank
-from kvtide.prefix.tree import PrefixTree, pages_of
+from kvtide.prefix.tree import HOLE, PrefixTree, pages_of
 from kvtide.types import ABSENT, IntArray, PageArray
 
 if TYPE_CHECKING:
@@ -113,7 +113,12 @@ class Eviction:
         self._note_cached(group)
         freed = 0
         if group in self._rules:
-            return self._drain(self._loose[group], group, num_pages)
+            while freed < num_pages:
+                dropped = self._drop_loose(group, num_pages - freed)
+                if not dropped:
+                    break
+                freed += dropped
+            return freed
         while freed < num_pages:
             head = self._runs.coldest()
             if head is None or head[0][0] != DEAD:
@@ -127,7 +132,7 @@ class Eviction:
         """
         freed = self.evict_worthless(group, num_pages)
         if group in self._rules:
-            return freed + self._drain(self._kept[group], group, num_pages - freed)
+            return freed + self._drain(group, num_pages - freed)
         while freed < num_pages:
             head = self._runs.coldest()
             if head is None:
@@ -135,13 +140,13 @@ class Eviction:
             freed += self._drop_tail(head[1], group, num_pages - freed)
         return freed
 
-    def _drain(self, order: Order, group: int, num_pages: int) -> int:
-        freed = 0
+    def _drain(self, group: int, num_pages: int) -> int:
+        order, freed = self._kept[group], 0
         while freed < num_pages:
             head = order.coldest()
             if head is None:
                 break
-            freed += self._drop_pages(order, head[1], group, num_pages - freed)
+            freed += self._drop_kept(head[1], group, num_pages - freed)
         return freed
 
     def _note_cached(self, group: int) -> None:
@@ -196,31 +201,67 @@ class Eviction:
         loose = (idle >= sinks) & (idle < start)
         return pages, idle[loose], idle[~loose]
 
-    def _drop_pages(self, order: Order, node: Node, group: int, wanted: int) -> int:
-        """Evict window pages or snapshots of the run at the head of `order`, from the front."""
-        pages, loose, kept = self._parts(node, group)
-        victims = loose[:wanted]
-        if order is self._kept[group] and len(kept):
-            victims = np.concatenate([loose, kept])[:wanted]
-            if len(victims) > len(loose) and not node.live_children:
-                node.stale = True  # nothing can end here any more: what else the run holds is dead
-                self._runs.requeue(node)
-        if len(victims) < wanted:
+    def _drop_loose(self, group: int, wanted: int) -> int:
+        """Evict the loose pages of the runs that come first, all at once; return how many (0: none
+        left).
+
+        Runs are taken until their loose parts could cover `wanted`; nothing is done page by page.
+        """
+        order, rule, books = self._loose[group], self._rules[group], self._books[group]
+        chosen: list[tuple[Node, int, int]] = []
+        parts: list[bytes] = []
+        found = 0
+        while found < wanted and (head := order.coldest()) is not None:
+            node, raw = head[1], head[1].pages[group]
             order.discard()
-        if not len(victims):
+            sinks, start = rule.kept_span(node.depth, node.num_blocks)
+            if HOLE in raw[4 * start :] or HOLE in raw[: 4 * sinks]:
+                sinks, start = 0, node.num_blocks  # no match can end here: all is loose
+            part = raw[4 * sinks : 4 * start]
+            if part.strip(b"\xff"):
+                chosen.append((node, sinks, start))
+                parts.append(part)
+                found += start - sinks
+        if not chosen:
             return 0
-        books = self._books[group]
-        books.disown(pages[victims])
+        pages = np.frombuffer(b"".join(parts), np.int32)
+        idle = (books.lease[pages] == 0) & (pages != ABSENT)
+        victims = pages[idle]
+        left = np.where(idle, ABSENT, pages).astype(np.int32).tobytes()
+        at = 0
+        for (node, sinks, start), part in zip(chosen, parts, strict=True):
+            raw = node.pages[group]
+            node.pages[group] = raw[: 4 * sinks] + left[at : at + len(part)] + raw[4 * start :]
+            at += len(part)
+        self._note_dropped(group, victims, [node for node, _, _ in chosen])
+        return len(victims) or self._drop_loose(group, wanted)
+
+    def _drop_kept(self, node: Node, group: int, wanted: int) -> int:
+        """Evict pages that make the end of a run matchable, so that it no longer is; its loose ones
+        first.
+        """
+        pages, loose, kept = self._parts(node, group)
+        order = self._kept[group]
+        if not len(kept):
+            order.discard()
+            return 0
+        victims = np.concatenate([loose, kept])[:wanted]
+        if len(victims) > len(loose) and not node.live_children:
+            node.stale = True  # nothing can end here any more: what else the run holds is dead
+            self._runs.requeue(node)
         left = pages.copy()
         left[victims] = ABSENT
         node.pages[group] = left.tobytes()
-        if order is self._kept[group]:
-            self._loose[group].queue(node)  # what is left of it has become loose
-        self.num_evicted[group] += len(victims)
-        self._tree.version += 1
-        if self.all_sparse:
-            self.prune(node)
+        self._loose[group].queue(node)  # what is left of it has become loose
+        self._note_dropped(group, pages[victims], [node])
         return len(victims)
+
+    def _note_dropped(self, group: int, pages: PageArray, nodes: list[Node]) -> None:
+        self._books[group].disown(pages)
+        self.num_evicted[group] += len(pages)
+        self._tree.version += 1
+        for node in nodes if self.all_sparse else ():
+            self.prune(node)
 
     def prune(self, node: Node | None) -> None:
         """Make ghosts of unpinned leaf runs that have lost every page (layouts without a full

@@ -9,8 +9,8 @@ import numpy as np
 
 from kvtide.errors import InvariantError
 from kvtide.prefix.eviction import Eviction
-from kvtide.prefix.joint import MirrorRule, Rule, longest_hit
-from kvtide.prefix.tree import PrefixTree, Walk, pages_of
+from kvtide.prefix.joint import MirrorRule, Rule, WindowRule, longest_hit
+from kvtide.prefix.tree import HOLE, PrefixTree, Walk, pages_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,10 +83,33 @@ class Prefixes:
         return Match(walk, tree.version, hit, blocks, partial)
 
     def _usable_blocks(self, walk: Walk) -> int:
-        if not walk.blocks or not self._needs:
+        """Blocks of the walk that all groups can use together."""
+        if (
+            not walk.blocks
+            or not self._needs
+            or all(self._met_at_end(walk, g, rule) for g, rule in self._needs)
+        ):
             return walk.blocks
         needs = [(rule, self.tree.gather(walk, g) >= 0) for g, rule in self._needs]
         return longest_hit(walk.blocks, needs)
+
+    @staticmethod
+    def _met_at_end(walk: Walk, group: int, rule: Rule) -> bool:
+        """Does the whole walk satisfy the rule? The usual case, told without building arrays."""
+        if isinstance(rule, MirrorRule):
+            return False
+        first = rule.first_needed(walk.blocks)
+        sinks = rule.sink_blocks if isinstance(rule, WindowRule) else 0
+        for node in reversed(walk.nodes):
+            raw = node.pages[group]
+            stop = walk.blocks - node.depth
+            if HOLE in raw[4 * max(0, first - node.depth) : 4 * stop]:
+                return False
+            if HOLE in raw[: 4 * max(0, min(sinks - node.depth, stop))]:
+                return False
+            if node.depth <= first and not sinks:
+                break
+        return True
 
     def _resident(self, node: Node, block: int) -> bool:
         return all(pages_of(node, g)[block] >= 0 for g in range(len(self._books)))

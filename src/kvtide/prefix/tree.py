@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from kvtide.types import KeyFunction, PageArray, Scope
 
 
+HOLE = b"\xff\xff\xff\xff"
+"""An absent page in a run's bytes. Page ids are below 2**31, so no other place can look like it."""
+
+
 def default_key(parent_number: int, block: bytes) -> int:
     """Key of a child in the index: any function will do, a collision costs one comparison."""
     return hash((parent_number, block))
@@ -396,4 +400,4 @@ def _common_tokens(run: bytes, data: bytes, offset: int, size: int) -> int:
 
 
 def _absent(num_blocks: int) -> bytes:
-    return b"\xff\xff\xff\xff" * num_blocks  # ABSENT, four bytes a block
+    return HOLE * num_blocks

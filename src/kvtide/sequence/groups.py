@@ -160,7 +160,10 @@ class WindowGroup(FullGroup):
         span = Span.of(gone, old, reach)
         pages = self.table.rows[span.rows, span.blocks]
         self.table.rows[span.rows, span.blocks] = ABSENT
-        self.books.release_each(pages[pages != ABSENT])
+        if len(gone) == 1:
+            self.books.release(pages)
+        else:
+            self.books.release_each(pages)
         self._mark(gone, reach)
 
     def adopt_row(self, row: int, parent: int, blocks: int) -> None:

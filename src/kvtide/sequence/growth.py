@@ -51,8 +51,8 @@ class Growth:
     ) -> Answer | None:
         if np.count_nonzero(need > self._rows.max_tokens):
             raise CapacityError(
-                f"a sequence would reach {need.max()} tokens, max_tokens is {self._rows.max_tokens}; "
-                "stop it earlier or raise max_tokens"
+                f"a sequence would reach {need.max()} tokens, max_tokens is "
+                f"{self._rows.max_tokens}; stop it earlier or raise max_tokens"
             )
         start, stop = room // self._block, -(-need // self._block)
         span = Span.of(rows, start, stop)
