@@ -14,7 +14,7 @@ from kvtide.layout import Full, LayerGroup, Layout, Mirror, State, Window
 from kvtide.memory import Budget, Memory
 from kvtide.pool import Fences, Pool
 from kvtide.prefix import MirrorRule, Prefixes, PrefixTree, StateRule, WindowRule
-from kvtide.prefix.tree import default_key
+from kvtide.prefix.index import default_key
 from kvtide.rebalance import Ground
 from kvtide.sequence import Holdings, Ledger, PageTable
 from kvtide.sequence.groups import FullGroup, StateGroup, WindowGroup

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtide.errors import InvariantError
+from kvtide.prefix.index import ChildIndex, default_key
 from kvtide.prefix.node import Node
 
 if TYPE_CHECKING:
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
 
 HOLE = b"\xff\xff\xff\xff"
 """An absent page in a run's bytes. Page ids are below 2**31, so no other place can look like it."""
-
-
-def default_key(parent_number: int, block: bytes) -> int:
-    """Key of a child in the index: any function will do, a collision costs one comparison."""
-    return hash((parent_number, block))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +55,8 @@ def pages_of(node: Node, group: int) -> PageArray:
 
 
 class PrefixTree:
-    """Runs of committed blocks by content, one root a scope. Structure only: see `Retention` for
-    eviction.
+    """Runs of committed blocks by content, one root a scope. Structure only: who pays
+    for pages is the business of `Prefixes`.
 
     `num_groups` page arrays hang on every node. `ghost_blocks` bounds the keys kept of evicted
     runs.
@@ -78,12 +74,9 @@ class PrefixTree:
         self.block_bytes = 4 * block_tokens
         self.num_groups = num_groups
         self.max_ghost_blocks = ghost_blocks
-        self.num_collisions = 0
         self.num_ghost_blocks = 0
         self.version = 0
-        self._key = key
-        self._index: dict[int, Node] = {}
-        self._collided: dict[int, list[Node]] = {}
+        self.index = ChildIndex(self.block_bytes, key)
         self._roots: dict[Scope, Node] = {}
         self._register: list[Node | None] = [None]
         self._free_slots: list[int] = []
@@ -115,15 +108,7 @@ class PrefixTree:
 
     def child(self, node: Node, block: bytes) -> Node | None:
         """The child of `node` whose run begins with `block`."""
-        key = self._key(node.number, block)
-        found = self._index.get(key)
-        if found is None or (found.parent is node and found.tokens.startswith(block)):
-            return found
-        self.num_collisions += 1
-        for other in self._collided.get(key, ()):
-            if other.parent is node and other.tokens.startswith(block):
-                return other
-        return None
+        return self.index.find(node, block)
 
     def walk(self, root: Node, data: bytes, max_blocks: int) -> Walk:
         """Follow `data` (int32 tokens as bytes) down from `root` for at most `max_blocks`
@@ -212,7 +197,7 @@ class PrefixTree:
         node.pages = [_absent(num_blocks)] * self.num_groups
         self._enroll(node)
         parent.link(node)
-        self._index_add(node)
+        self.index.add(node)
         self.version += 1
         return node
 
@@ -240,7 +225,7 @@ class PrefixTree:
             node.priority,
             True,
         )
-        self._index_remove(node)
+        self.index.remove(node)
         parent.unlink(node)
         node.tokens = node.tokens[cut:]
         node.pages = [pages[4 * at :] for pages in node.pages]
@@ -249,8 +234,8 @@ class PrefixTree:
         self._enroll(upper)
         parent.link(upper)
         upper.link(node)
-        self._index_add(upper)
-        self._index_add(node)
+        self.index.add(upper)
+        self.index.add(node)
         if node.ghost:
             self._ghosts.append(upper)
         self.version += 1
@@ -290,8 +275,7 @@ class PrefixTree:
         for node in self._register:
             if node is not None:
                 node.parent = None
-        self._index.clear()
-        self._collided.clear()
+        self.index.clear()
         self._roots.clear()
         self._ghosts.clear()
         self._register = [None]
@@ -315,7 +299,7 @@ class PrefixTree:
         parent = node.parent
         if parent is None:
             return
-        self._index_remove(node)
+        self.index.remove(node)
         parent.unlink(node)
         self._register[node.slot] = None
         self._free_slots.append(node.slot)
@@ -333,25 +317,6 @@ class PrefixTree:
         else:
             node.slot = len(self._register)
             self._register.append(node)
-
-    def _index_add(self, node: Node) -> None:
-        parent = node.parent
-        assert parent is not None
-        node.key = self._key(parent.number, node.tokens[: self.block_bytes])
-        if self._index.setdefault(node.key, node) is not node:
-            self._collided.setdefault(node.key, []).append(node)
-
-    def _index_remove(self, node: Node) -> None:
-        others = self._collided.get(node.key)
-        if self._index.get(node.key) is node:
-            if others:
-                self._index[node.key] = others.pop(0)
-            else:
-                del self._index[node.key]
-        elif others:
-            others.remove(node)
-        if others is not None and not others:
-            del self._collided[node.key]
 
     def check(self) -> None:
         """Raise InvariantError unless every run is reachable, indexed and consistent."""
