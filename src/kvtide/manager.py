@@ -285,10 +285,13 @@ class KVManager:
 
         Live pages are moved out of the way, never dropped. UsageError while a step is in flight.
         """
+        self._parts.fences.poll()
         if not self._parts.fences.quiesced:
             raise UsageError("a step is in flight; rebalance between steps")
         index = {name: i for i, name in enumerate(self.pools)}
         for move in plan:
+            if move.donor == move.receiver:
+                raise UsageError(f"plan moves granules from {move.donor!r} to itself; leave it out")
             for name in (move.donor, move.receiver):
                 if name not in index:
                     raise UsageError(f"plan names pool {name!r}; pools are {', '.join(index)}")
