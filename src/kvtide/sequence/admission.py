@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from kvtide.types import TokenArray, ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from collections.abc import Sequence as Seq
 
     from kvtide.prefix import Match
     from kvtide.sequence.holdings import Holdings
@@ -42,12 +44,23 @@ class Admission:
         """Give each (sequence, tokens) a row, its matched pages and room for so many tokens; all or
         nothing.
         """
+        requests = list(requests)
+        answer = self._try_admit(requests, partial=True)
+        if not answer and any(s.match is not None and s.match.partial for s, _ in requests):
+            # The pages to copy from are needed on top: better computed again than not admitted.
+            answer = self._try_admit(requests, partial=False)
+            if not answer:
+                for seq, _ in requests:
+                    seq.match = None
+        return answer
+
+    def _try_admit(self, requests: Seq[tuple[Sequence, int]], *, partial: bool) -> Answer:
         entered: list[tuple[Sequence, int]] = []
         wanted = [0] * len(self._held.groups)
         for seq, num_tokens in requests:
             if not self._held.rows.num_free:
                 return self._leave(entered, Answer(ok=False, pool="rows", needed=1, available=0))
-            self._enter(seq)
+            self._enter(seq, partial=partial)
             blocks = ceil_div(max(num_tokens, seq.hit), self._block)
             entered.append((seq, blocks))
             fresh = blocks - seq.published
@@ -78,11 +91,14 @@ class Admission:
                     "admit fewer tokens at once (num_tokens), or give it more memory"
                 )
 
-    def _enter(self, seq: Sequence) -> None:
+    def _enter(self, seq: Sequence, *, partial: bool) -> None:
         """Take a row and lease what the match offers; undone by `_leave`."""
         match = seq.match
         if match is None or match.version != self._held.prefixes.tree.version:
-            match = seq.match = self.match(seq, seq.tokens)
+            match = self.match(seq, seq.tokens)
+        if not partial:
+            match = replace(match, hit=match.blocks * self._block, partial=None)
+        seq.match = match
         row = self._held.rows.take(seq.tokens)
         seq.row, seq.rows = row, self._held.rows
         seq.stay += 1
