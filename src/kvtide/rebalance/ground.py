@@ -156,20 +156,28 @@ class Ground:
         self._pressed_at[group] = self._fences.issued
         eviction = self._prefixes.eviction
         freed = eviction.evict_worthless(group, missing)
-        if not freed and self.elastic and self._fences.quiesced:
-            for donor in self._donors(group, wanted):
-                if self._trade(donor, group, missing, wanted[donor]):
-                    return True
+        movable = self.elastic and self._fences.quiesced
+        if not freed and movable and self._take(group, missing, wanted, self._peaks(wanted)):
+            return True
         freed = freed or eviction.evict(group, missing)
         pool.books.drain()
-        return freed > 0
+        # Live demand with nothing left to drop: others give all they do not need this moment.
+        return freed > 0 or (movable and self._take(group, missing, wanted, wanted))
 
-    def _donors(self, group: int, wanted: Sequence[int]) -> list[int]:
+    def _take(self, group: int, missing: int, wanted: Sequence[int], kept: Sequence[int]) -> bool:
+        """Take ground from the first pool that gives some; others keep `kept` pages available."""
+        donors = self._donors(group, kept)
+        return any(self._trade(d, group, missing, wanted[d]) for d in donors)
+
+    def _peaks(self, wanted: Sequence[int]) -> list[int]:
+        """What each pool needed at its recent peak: it would ask that ground back at once."""
+        clock = self._prefixes.clock
+        faded = [int(peak * _FORGET ** (clock - then)) for peak, then in self._recent_need]
+        return [max(now, peak) for now, peak in zip(wanted, faded, strict=True)]
+
+    def _donors(self, group: int, kept: Sequence[int]) -> list[int]:
         """Pools that should give ground to a short one: those with idle free pages, then the
-        cheapest.
-
-        A pool keeps what it needed at its recent peak, free or cached: it would ask it back at
-        once.
+        cheapest. Each keeps `kept` pages, free or cached.
         """
         offers: list[tuple[float, int]] = []
         eviction, clock = self._prefixes.eviction, self._prefixes.clock
@@ -177,15 +185,14 @@ class Ground:
         for d, pool in enumerate(self._pools):
             if d == group or pool.num_mapped <= max(self.floors[d], pool.space.granules_for(1)):
                 continue
-            peak, then = self._recent_need[d]
-            keep = max(wanted[d], int(peak * _FORGET ** (clock - then)))
-            unit = ceil_div(pool.space.granule_bytes, pool.page_bytes) + 2
-            if pool.books.num_free >= keep + unit:
+            unit = max(1, pool.space.granule_bytes // pool.page_bytes)
+            if pool.books.num_free >= kept[d] + unit:
                 offers.append((-1.0, d))
-            elif pool.num_available >= keep + unit:
+            elif pool.num_available >= kept[d] + unit:
                 offer = eviction.offer(d, clock)
-                if offer is not None and should_give(offer, pool.page_bytes, own, own_bytes):
-                    offers.append((loss(offer, pool.page_bytes), d))
+                if offer is None or should_give(offer, pool.page_bytes, own, own_bytes):
+                    price = loss(offer, pool.page_bytes) if offer is not None else 0.0
+                    offers.append((price, d))
         return [d for _, d in sorted(offers)]
 
     def grow(self, group: int, num_pages: int) -> bool:
