@@ -57,13 +57,13 @@ def assemble(
     budget, fences = Budget(memory), Fences()
     rows = Rows(max_sequences, max_tokens, layout.block_tokens)
     sizes = _start_granules(groups, memory, rows, options)
+    # Tables first: a buffer may be refused, and nothing has been mapped yet.
+    tables = [_table(group, rows, options) for group in groups]
     books: list[GroupBooks] = []
-    for index, group in enumerate(groups):
+    for index, (group, table) in enumerate(zip(groups, tables, strict=True)):
         arena = memory.reserve(memory.num_granules)
         pool = Pool(group.name, group.page_bytes, budget, arena, fences)
         pool.grow(np.arange(sizes[group.name]))
-        width = 1 if group.is_state else rows.max_blocks
-        table = PageTable(max_sequences, width, layout.block_tokens, options.tables.get(group.name))
         books.append(_group_books(index, group, pool, table))
     prefixes = _prefixes(layout, books, options)
     pools = [g.pool for g in books]
@@ -156,6 +156,11 @@ def _least_pages(group: LayerGroup, max_tokens: int) -> int:
             return blocks
 
 
+def _table(group: LayerGroup, rows: Rows, options: Options) -> PageTable:
+    width = 1 if group.is_state else rows.max_blocks
+    return PageTable(len(rows.length), width, rows.block_tokens, options.tables.get(group.name))
+
+
 def _start_granules(
     groups: tuple[LayerGroup, ...], memory: Memory, rows: Rows, options: Options
 ) -> dict[str, int]:
@@ -177,26 +182,37 @@ def _start_granules(
             "max_tokens"
         )
     if options.pool_ratio is not None:
-        return _shares(dict(options.pool_ratio), least, total, size)
+        shares = _shares(options.pool_ratio, total)
+        _require_least(shares, least, options.floor_pages, size)
+        return shares
     if options.mode == "static":
-        return _shares({n: g / need for n, g in least.items()}, least, total, size)
+        return _shares({n: g / need for n, g in least.items()}, total)
     return {g.name: ceil_div(g.page_bytes, size) for g in groups}
 
 
-def _shares(
-    ratio: dict[str, float], least: dict[str, int], total: int, size: int
-) -> dict[str, int]:
-    shares = {name: int(share * total) for name, share in ratio.items()}
+def _shares(ratio: Mapping[str, float], total: int) -> dict[str, int]:
+    """`total` granules split by `ratio`, what rounding leaves going to the largest shares."""
+    shares = {name: int(share * total + _ROUNDING) for name, share in ratio.items()}
     for name, _ in sorted(ratio.items(), key=lambda kv: (-kv[1], kv[0]))[
         : total - sum(shares.values())
     ]:
         shares[name] += 1
+    return shares
+
+
+def _require_least(
+    shares: Mapping[str, int], least: Mapping[str, int], floors: Mapping[str, int], size: int
+) -> None:
+    total = sum(shares.values())
     for name, granules in shares.items():
         if granules < least[name]:
+            floor = f" and its floor of {floors[name]} pages" if floors.get(name) else ""
             raise ConfigError(
                 f"pool_ratio gives pool {name!r} {granules * size:,} bytes, one sequence of "
-                "max_tokens needs "
-                f"{least[name] * size:,}; raise its share to {least[name] / total:.4f} or more, "
-                "or lower max_tokens"
+                f"max_tokens{floor} needs {least[name] * size:,}; raise its share to "
+                f"{least[name] / total:.4f} or more, or lower max_tokens"
             )
-    return shares
+
+
+_ROUNDING = 1e-9
+"""Granules: a share that is whole but for floating point loses nothing."""

@@ -51,7 +51,7 @@ class Admission:
             answer = self._try_admit(requests, partial=False)
             if not answer:
                 for seq, _ in requests:
-                    seq.match = None
+                    seq.match = self.match(seq, seq.tokens)
         return answer
 
     def _try_admit(self, requests: Seq[tuple[Sequence, int]], *, partial: bool) -> Answer:
