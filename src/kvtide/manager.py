@@ -140,6 +140,9 @@ class KVManager:
             if num_tokens is None or isinstance(num_tokens, int)
             else num_tokens
         )
+        if len(counts) != len(sequences):
+            raise UsageError(f"num_tokens has {len(counts)} counts for {len(sequences)} sequences")
+        self._require_distinct(sequences)
         requests: list[tuple[Sequence, int]] = []
         for seq, count in zip(sequences, counts, strict=True):
             self._require(seq, Status.OPEN, Status.SUSPENDED)
@@ -165,6 +168,7 @@ class KVManager:
 
     def batch(self, sequences: Seq[Sequence]) -> Batch:
         """Freeze a set of admitted sequences that run together."""
+        self._require_distinct(sequences)
         for seq in sequences:
             self._require(seq, Status.ADMITTED)
         return Batch(tuple(sequences), self._parts.ledger.holdings.membership)
@@ -187,6 +191,8 @@ class KVManager:
         told).
         """
         batch = self._batch(sequences)
+        if num_new is None and batch.granted_in != self._parts.ledger.holdings.membership:
+            num_new = batch.num_new  # pages may have been given back or shared since: grant anew
         if num_new is not None:
             answer = self.extend(batch, num_new)
             if not answer:
@@ -220,6 +226,7 @@ class KVManager:
         """
         batch = sequences if isinstance(sequences, Batch) else self._remembered(sequences)
         ids = None if tokens is None else np.asarray(tokens, np.int32)
+        accepted = accepted if accepted is None else np.asarray(accepted, np.int64)
         if ids is not None and ids.shape != batch.rows.shape:
             raise UsageError(
                 f"tokens have shape {list(ids.shape)} for {len(batch)} sequences; give one each "
@@ -257,6 +264,7 @@ class KVManager:
         """Let go of all pages. Whole computed blocks stay cached for as long as there is room for
         them.
         """
+        self._require_distinct(sequences)
         for seq in sequences:
             self._require(seq, Status.ADMITTED)
         for seq in sequences:
@@ -359,6 +367,11 @@ class KVManager:
                 "commit names other sequences than the last extend or step; give the same list"
             )
         return self._last
+
+    @staticmethod
+    def _require_distinct(sequences: Seq[Sequence]) -> None:
+        if len(set(sequences)) != len(sequences):
+            raise UsageError("a sequence is named twice; give each once")
 
     @staticmethod
     def _require(seq: Sequence, *allowed: Status) -> None:

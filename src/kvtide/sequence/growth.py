@@ -43,7 +43,7 @@ class Growth:
             refused = self._extend(batch.rows[short], room[short], need[short], tails)
             if refused is not None:
                 return refused
-        batch.num_new = num_new
+        batch.num_new, batch.granted_in = num_new, self._held.membership
         return GRANTED
 
     def _extend(
@@ -118,7 +118,8 @@ class Growth:
         on.
         """
         rows, table, held = batch.rows, self._rows, self._held
-        count = self._granted(batch) if accepted is None else accepted
+        granted = self._granted(batch)
+        count = granted if accepted is None else self._checked(accepted, granted)
         computed = table.computed[batch.rows] + count
         sampled = self._write_sampled(batch, computed, tokens)
         if held.copies:  # no step was entered: the pages must be whole all the same
@@ -155,6 +156,15 @@ class Growth:
                 "nothing was granted to this batch since its last commit; call extend or step first"
             )
         return batch.num_new
+
+    @staticmethod
+    def _checked(accepted: IntArray | int, granted: IntArray | int) -> IntArray | int:
+        wrong = (np.asarray(accepted) < 0) | (np.asarray(accepted) > granted)
+        if wrong.any():
+            raise UsageError(
+                f"accepted is {accepted}, but {granted} tokens were granted; accept 0 to that many"
+            )
+        return accepted
 
     def _prove(self, rows: IntArray) -> None:
         """Count the reuse of sequences that have now run for the first time since admission."""

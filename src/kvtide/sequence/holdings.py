@@ -27,7 +27,8 @@ class Holdings:
     """Rows, page tables and leases of all sequences. Knows no bytes, no policy and no engine.
 
     `live` are the sequences that have a row; `epoch` counts resets of the index; `membership`
-    changes whenever a sequence gets or leaves a row.
+    changes whenever somebody leaves a row, shares pages or gives some back: what was granted before
+    has to be looked at again.
     """
 
     def __init__(

@@ -49,6 +49,7 @@ class Ledger:
             seq.node = node
             self._held.anchor(seq, computed // self._block)
         self._held.shorten(row, ceil_div(computed, self._block))
+        self._held.membership += 1
         if computed % self._block:
             self._held.shared_tails.add(row)
 
@@ -96,4 +97,5 @@ class Ledger:
         self._held.anchor(child, seq.published)
         self._held.shared_tails.update((seq.row, row))
         self._held.live[row] = child
+        self._held.membership += 1
         return True

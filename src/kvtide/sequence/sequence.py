@@ -92,13 +92,14 @@ class Batch:
     vectorised call; `num_new` is what the last `extend` granted, None before.
     """
 
-    __slots__ = ("_stays", "membership", "num_new", "rows", "sequences")
+    __slots__ = ("_stays", "granted_in", "membership", "num_new", "rows", "sequences")
 
     def __init__(self, sequences: tuple[Sequence, ...], membership: int) -> None:
         self.sequences = sequences
         self.rows: IntArray = np.fromiter((s.row for s in sequences), np.int64, len(sequences))
         self._stays = [s.stay for s in sequences]
         self.num_new: IntArray | int | None = None
+        self.granted_in = membership  # membership when `num_new` was granted
         self.membership = membership  # of the ledger when the rows were last known to be right
 
     def __len__(self) -> int:
