@@ -1,7 +1,7 @@
 """Reference engine: continuous batching of unmodified transformers models over kvtide's pools.
 
-`LLM` and `load` need torch and transformers and are imported when first asked for, so that the
-scheduler can be used without them.
+`LLM` and `load_model` need torch and transformers. They are imported when first asked for, so that
+the scheduler can be used without.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvtide.engine.stats import StepStats, Stopwatch
 
 if TYPE_CHECKING:
     from kvtide.engine.llm import LLM, EngineConfig
-    from kvtide.engine.load import Loaded, ModelUnavailableError, load
+    from kvtide.engine.load import Loaded, ModelUnavailableError, load_model
 
 __all__ = [
     "LLM",
@@ -39,7 +39,7 @@ __all__ = [
     "SchedulerConfig",
     "StepStats",
     "Stopwatch",
-    "load",
+    "load_model",
 ]
 
 _HOMES = {
@@ -47,7 +47,7 @@ _HOMES = {
     "EngineConfig": "kvtide.engine.llm",
     "Loaded": "kvtide.engine.load",
     "ModelUnavailableError": "kvtide.engine.load",
-    "load": "kvtide.engine.load",
+    "load_model": "kvtide.engine.load",
 }
 
 

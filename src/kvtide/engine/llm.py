@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 import numpy as np
 
 from kvtide.engine.answers import Answers, merge
-from kvtide.engine.load import Loaded, load
+from kvtide.engine.load import Loaded, load_model
 from kvtide.engine.request import (
     Delta,
     FinishReason,
@@ -80,9 +80,9 @@ class EngineConfig:
 class LLM:
     """A model that serves many requests at once from elastic pools.
 
-    `model` is a loaded transformers model (then give its `tokenizer`), or anything `load` takes.
-    Use it in a `with` block, or call `close()`: it holds the memory of its caches until then. Not
-    for use from several threads at once.
+    `model` is a loaded transformers model (then give its `tokenizer`), or anything that
+    `load_model` takes. Use it in a `with` block, or call `close()`: it holds the memory of its
+    caches until then. Not for use from several threads at once.
     """
 
     def __init__(
@@ -162,6 +162,8 @@ class LLM:
     ) -> RequestId:
         """Queue a request for the next `step`; its output waits in `take` once it has finished."""
         params = SamplingParams() if params is None else params
+        if params.stop and self.tokenizer is None:
+            raise UsageError("stop strings need a tokenizer; give LLM one, or use stop_token_ids")
         tokens = np.asarray(self._token_ids(prompt), dtype=np.int32)
         request = Request(
             id=RequestId(self._num_requests),
@@ -252,18 +254,17 @@ class LLM:
     def _token_ids(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str):
             return prompt
-        return self._require_tokenizer()(prompt)["input_ids"]
+        if self.tokenizer is None:
+            raise UsageError("a prompt as text needs a tokenizer; give LLM one, or give token ids")
+        return self.tokenizer(prompt)["input_ids"]
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        return self._require_tokenizer().decode(tokens, skip_special_tokens=True)
-
-    def _require_tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise UsageError("text needs a tokenizer; give LLM one beside the loaded model")
-        return self.tokenizer
+        if self.tokenizer is None:  # ids in, ids out
+            return ""
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
     def _stats(self, plan: StepPlan, seconds: float) -> StepStats:
-        decode = sum(row.samples and row.num_new == 1 for row in plan.rows)
+        decode = sum(row.generates for row in plan.rows)
         self._num_steps += 1
         return StepStats(
             step=self._num_steps - 1,
@@ -283,9 +284,9 @@ class LLM:
 def _loaded(model: Model, tokenizer: Tokenizer | None) -> Loaded:
     """What to run: a name to load, or a model that is loaded already."""
     if model is None:
-        return load()
+        return load_model()
     if isinstance(model, str | Path):
-        return load(model)
+        return load_model(model)
     if isinstance(model, Loaded):
         return model
     return Loaded(model=model, tokenizer=tokenizer, name=type(model).__name__)

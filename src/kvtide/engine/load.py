@@ -72,7 +72,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(base) / "kvtide"
 
 
-def load(
+def load_model(
     name: str | Path = DEMO_MODEL,
     *,
     dtype: torch.dtype = torch.float32,

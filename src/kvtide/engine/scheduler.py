@@ -46,16 +46,21 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Tokens `[start, start + num_new)` of one request, computed in this step."""
+    """Tokens `[start, start + num_new)` of one request, computed in this step.
+
+    `samples` says whether they reach the end of what is known, so that a token can be picked;
+    `generates` whether it is the last token of an answer that is computed, to go on with it.
+    """
 
     request: Request
     start: int
     num_new: int
+    samples: bool
 
     @property
-    def samples(self) -> bool:
-        """Whether this step reaches the end of what is known, so that a token can be picked."""
-        return self.start + self.num_new == self.request.length
+    def generates(self) -> bool:
+        """Whether this is decoding, not a prompt or something computed again."""
+        return self.num_new == 1 and self.start >= len(self.request.prompt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +349,13 @@ def _remaining(request: Request) -> int:
 
 
 def _row(request: Request, num_new: int) -> Row:
-    return Row(request=request, start=_sequence(request).computed, num_new=num_new)
+    start = _sequence(request).computed
+    return Row(
+        request=request,
+        start=start,
+        num_new=num_new,
+        samples=start + num_new == request.length,
+    )
 
 
 def _prompt_tokens(rows: Rows[Row]) -> int:

@@ -1,0 +1,15 @@
+"""The `kvtide` command. Subcommands are imported when they are called, with what they need."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+
+
+def main() -> None:
+    """Entry point of the `kvtide` command."""
+    missing = [name for name in ("typer", "rich") if find_spec(name) is None]
+    if missing:
+        sys.exit(f"kvtide: {' and '.join(missing)} not installed; run: pip install 'kvtide[cli]'")
+    import_module("kvtide.cli.app").app()

@@ -1,0 +1,69 @@
+"""The subcommands: their options and what they need installed."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import kvtide
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="KV-cache memory whose pools trade capacity while they serve.",
+)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(kvtide.__version__)
+
+
+@app.command()
+def demo(
+    *,
+    short: Annotated[bool, typer.Option("--short", help="Less traffic.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    model: Annotated[
+        str, typer.Option(help="A folder, a .gguf file or a hub name.", metavar="PATH_OR_NAME")
+    ] = "gemma-3-270m",
+    memory: Annotated[
+        float,
+        typer.Option(
+            help="MiB for all caches. [default: as much as the split needs]", show_default=False
+        ),
+    ] = 0.0,
+    granule: Annotated[int, typer.Option(help="KiB that move at a time.")] = 128,
+    out: Annotated[Path, typer.Option(help="Folder for picture and numbers.")] = Path(
+        "demo-output"
+    ),
+) -> None:
+    """Serve traffic that changes its mind, with the start-up split fixed and then elastic.
+
+    Every output token is compared with what transformers' own cache gives. Exit status 1 if one
+    differs, 2 if the demo can not run.
+    """
+    command = _subcommand("kvtide.cli.demo.command", needs=("torch", "transformers", "gguf"))
+    options = command.Options(
+        model=model, memory_bytes=int(memory * 2**20), granule_bytes=granule << 10
+    )
+    raise typer.Exit(command.run(options, out=out, short=short, as_json=as_json))
+
+
+def _subcommand(module: str, *, needs: Sequence[str]) -> ModuleType:
+    """Import a subcommand, or leave with a word on what to install."""
+    missing = [name for name in needs if find_spec(name) is None]
+    if missing:
+        sys.exit(f"kvtide: {', '.join(missing)} not installed; run: pip install 'kvtide[demo]'")
+    return import_module(module)

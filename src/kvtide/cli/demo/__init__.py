@@ -1,0 +1,1 @@
+"""One traffic, served with a fixed split and elastically, checked against transformers."""
