@@ -142,10 +142,9 @@ class KVManager:
         )
         if len(counts) != len(sequences):
             raise UsageError(f"num_tokens has {len(counts)} counts for {len(sequences)} sequences")
-        self._require_distinct(sequences)
+        self._require_all(sequences, Status.OPEN, Status.SUSPENDED)
         requests: list[tuple[Sequence, int]] = []
         for seq, count in zip(sequences, counts, strict=True):
-            self._require(seq, Status.OPEN, Status.SUSPENDED)
             known = seq.length
             if count is not None and not 0 < count <= known:
                 raise UsageError(
@@ -168,9 +167,7 @@ class KVManager:
 
     def batch(self, sequences: Seq[Sequence]) -> Batch:
         """Freeze a set of admitted sequences that run together."""
-        self._require_distinct(sequences)
-        for seq in sequences:
-            self._require(seq, Status.ADMITTED)
+        self._require_all(sequences, Status.ADMITTED)
         return Batch(tuple(sequences), self._parts.ledger.holdings.membership)
 
     def extend(self, sequences: Sequences, num_new: IntArray | int = 1) -> Answer:
@@ -264,9 +261,7 @@ class KVManager:
         """Let go of all pages. Whole computed blocks stay cached for as long as there is room for
         them.
         """
-        self._require_distinct(sequences)
-        for seq in sequences:
-            self._require(seq, Status.ADMITTED)
+        self._require_all(sequences, Status.ADMITTED)
         for seq in sequences:
             saved = seq.tokens.copy()
             seq.peak = max(seq.peak, seq.computed)
@@ -369,9 +364,11 @@ class KVManager:
         return self._last
 
     @staticmethod
-    def _require_distinct(sequences: Seq[Sequence]) -> None:
+    def _require_all(sequences: Seq[Sequence], *allowed: Status) -> None:
         if len(set(sequences)) != len(sequences):
             raise UsageError("a sequence is named twice; give each once")
+        for seq in sequences:
+            KVManager._require(seq, *allowed)
 
     @staticmethod
     def _require(seq: Sequence, *allowed: Status) -> None:

@@ -159,10 +159,13 @@ class Growth:
 
     @staticmethod
     def _checked(accepted: IntArray | int, granted: IntArray | int) -> IntArray | int:
-        wrong = (np.asarray(accepted) < 0) | (np.asarray(accepted) > granted)
-        if wrong.any():
+        counts, limits = np.broadcast_arrays(accepted, granted)
+        wrong = np.flatnonzero((counts < 0) | (counts > limits))
+        if len(wrong):
+            i = wrong[0]
             raise UsageError(
-                f"accepted is {accepted}, but {granted} tokens were granted; accept 0 to that many"
+                f"accepted is {counts.flat[i]}, but {limits.flat[i]} tokens were granted; "
+                "accept 0 to that many"
             )
         return accepted
 
