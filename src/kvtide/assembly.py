@@ -72,6 +72,7 @@ def assemble(
     ground.floors = [p.space.granules_for(1 + options.floor_pages.get(p.name, 0)) for p in pools]
     holdings = Holdings(rows, books, prefixes, ground)
     ground.relabel = holdings.relabel
+    ground.yield_optional = holdings.publish_snapshots
     return Parts(
         memory=memory,
         budget=budget,

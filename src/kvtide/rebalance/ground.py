@@ -57,6 +57,7 @@ class Ground:
         self._budget = budget
         self._fences = fences
         self.relabel: Relabel = _nobody
+        self.yield_optional: Callable[[], None] = _nothing
         self.elastic = True
         self.floors = [0] * len(pools)
         self._recent_need = [(0.0, 0)] * len(pools)
@@ -81,6 +82,8 @@ class Ground:
         """The pool that cannot give `wanted` pages now, whatever cached pages are dropped; None if
         all can.
         """
+        if all(n <= pool.num_available for n, pool in zip(wanted, self._pools, strict=True)):
+            return None  # every pool can serve itself
         needs = [
             PoolNeed(
                 page_bytes=pool.page_bytes,
@@ -108,6 +111,9 @@ class Ground:
         if all(self._pools[g].books.num_free >= wanted[g] for g in short):
             return None
         refused = self.refusing(wanted)
+        if refused is not None:
+            self.yield_optional()
+            refused = self.refusing(wanted)
         if refused is not None:
             self._pressed_at[refused] = self._fences.issued
             return refused
@@ -254,6 +260,7 @@ class Ground:
     def _clear_granules(self, donor: int, count: int, keep: int) -> IntArray | None:
         """Vacate `count` granules of a pool and return them, or None if they cannot be."""
         pool, books = self._pools[donor], self._pools[donor].books
+        books.drain()
         lost = min(ceil_div(count * pool.space.granule_bytes, pool.page_bytes) + 2, books.num_pages)
         if lost + keep > books.num_free:
             self._prefixes.eviction.evict(donor, lost + keep - books.num_free)
@@ -283,9 +290,9 @@ class Ground:
         fixed = books.in_flight_pages()
         leased[space.under(np.concatenate([[SINK], fixed]))] = -1
         mapped = np.flatnonzero(pool.mapped)
-        if pool.page_bytes > space.granule_bytes:
-            # Holes between pages larger than a granule would cost granules: shrink from the top
-            # only.
+        if space.granule_bytes % pool.page_bytes:
+            # A hole would cost the pages that straddle its edges, and what fits would no longer be
+            # a matter of counting: give from the top, so that the mapped granules stay a prefix.
             return mapped[leased[mapped] >= 0][-count:]
         return cheapest_granules(mapped, leased, cached, count)
 
@@ -316,3 +323,7 @@ class Ground:
 
 def _nobody(group: int, remap: PageArray) -> None:
     """Before anyone holds pages there is nothing to rename."""
+
+
+def _nothing() -> None:
+    """Before anyone holds pages there is nothing to yield."""

@@ -98,6 +98,12 @@ class Holdings:
             self.publish(seq, seq.computed // self._block)
         return bool(found)
 
+    def publish_snapshots(self) -> None:
+        """Hand every snapshot that live sequences hold to the index, where it may be evicted."""
+        for seq in list(self.live.values()):
+            if seq.snapshots:
+                self.publish(seq, max(seq.snapshots))
+
     def let_go(self, seq: Sequence) -> None:
         """End everything the sequence holds: row, pages, copies, snapshots, its pin on the
         index.
