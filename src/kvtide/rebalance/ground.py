@@ -139,13 +139,13 @@ class Ground:
                 peak *= _FORGET ** (clock - then)
                 self._recent_need[g] = (max(peak, pages), clock)
 
-    def spare(self, group: int) -> bool:
-        """Make one page free in a pool at the cost of nothing live: free budget, else what is
-        coldest.
+    def spare(self, groups: Sequence[int]) -> bool:
+        """Make one page free in each of these pools at the cost of nothing live: free budget, else
+        what is coldest.
         """
-        wanted = [int(g == group) for g in range(len(self._pools))]
-        while self._pools[group].books.num_free < 1:
-            if not self._relieve(group, wanted):
+        wanted = [int(g in groups) for g in range(len(self._pools))]
+        while short := [g for g in groups if not self._pools[g].books.num_free]:
+            if not self._relieve(short[0], wanted):
                 return False
         return True
 

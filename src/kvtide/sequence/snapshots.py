@@ -75,17 +75,11 @@ class Snapshots:
 
     def _fresh_pages(self) -> list[int] | None:
         """A page in every state pool, at the cost of colder snapshots but of nothing else."""
-        taken: list[int] = []
-        for g in self._states:
-            pages = g.books.take(1)
-            if pages is None and self._supply.spare(g.index):
-                pages = g.books.take(1)
-            if pages is None:
-                for other, page in zip(self._states, taken, strict=False):
-                    other.books.release(np.array([page], np.int32))
-                return None
-            taken.append(int(pages[0]))
-        return taken
+        # All are found before one is taken: a page that nobody names yet could be moved away.
+        if not self._supply.spare([g.index for g in self._states]):
+            return None
+        taken = [g.books.take(1) for g in self._states]
+        return [int(pages[0]) for pages in taken if pages is not None]
 
     def held(self, seq: Sequence, group: StateGroup, start: int, stop: int) -> PageArray:
         """Snapshot pages by block for blocks [start, stop), at the block they stand behind."""

@@ -15,9 +15,9 @@ class Supply(Protocol):
         """Make `wanted[g]` pages free in every pool g at once; None, or the pool that refused."""
         ...
 
-    def spare(self, group: int) -> bool:
-        """Make one page free in a pool at the cost of nothing live: free budget, else a cached
-        page.
+    def spare(self, groups: Sequence[int]) -> bool:
+        """Make one page free in each of these pools at the cost of nothing live: free budget, else
+        a cached page.
         """
         ...
 
