@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from kvtide.layout import LayerGroup
     from kvtide.torch.forward import Forward
     from kvtide.torch.layers import PagedStateLayer
-    from kvtide.torch.views import Grid, StatePages, TokenRows
+    from kvtide.torch.views import Grid, StatePages, TokenRows, TokenShape
     from kvtide.types import IntArray, PageArray
+
+UNBOUND = "no forward is bound; call the model inside `with cache.bind(...)`"
 
 
 class HasRows(Protocol):
@@ -29,10 +31,41 @@ class HasRows(Protocol):
         ...
 
 
-class TokenGroup:
-    """A group of token pages and where the tokens of the forward in progress are."""
+class Scratch:
+    """Reused memory for what layers return, one piece per role and dtype; grows, never shrinks.
 
-    def __init__(self, group: LayerGroup, table: HasRows) -> None:
+    A fresh tensor per layer would miss the processor's caches and fault in new memory every time;
+    reuse made gather and attention about 2.5 times faster on a CPU.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+
+    def take(self, role: str, dtype: torch.dtype, num_elements: int) -> torch.Tensor:
+        """A flat tensor of this size, valid until the same role is taken again."""
+        key = (role, dtype)
+        piece = self._pieces.get(key)
+        if piece is None or piece.numel() < num_elements:
+            with torch.inference_mode(mode=False):
+                piece = torch.empty(num_elements + num_elements // 4, dtype=dtype)
+            self._pieces[key] = piece
+        return piece[:num_elements]
+
+
+class Places(NamedTuple):
+    """Unit indices of one grid, int64: all visible tokens, and the new ones among them."""
+
+    visible: torch.Tensor
+    new: torch.Tensor
+
+
+class TokenGroup:
+    """A group of token pages, and where the tokens of the forward in progress are.
+
+    Everything that the layers of the group have in common is computed once a forward.
+    """
+
+    def __init__(self, group: LayerGroup, table: HasRows, scratch: Scratch) -> None:
         self.window: int | None = None
         if isinstance(group.lifetime, Window):
             if group.lifetime.sinks:
@@ -43,43 +76,68 @@ class TokenGroup:
             self.window = group.lifetime.tokens
         self._block_tokens = group.block_tokens
         self._table = table
+        self._scratch = scratch
         self._forward: Forward | None = None
-        self._places: tuple[IntArray, IntArray] | None = None
         self._rows: IntArray = np.zeros(0, np.int64)
-        self._index: dict[Grid, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._cells: tuple[IntArray, IntArray] | None = None
+        self._places: dict[Grid, Places] = {}
+        self._targets: dict[tuple[str, TokenShape], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def begin(self, forward: Forward, rows: IntArray) -> None:
-        """Forget the last forward; indices of this one are computed when first wanted."""
-        self._forward, self._rows, self._places = forward, rows, None
-        self._index.clear()
+        """Start a forward over these table rows; indices are computed when first wanted."""
+        self._forward, self._rows = forward, rows
 
-    def read_index(self, grid: Grid) -> torch.Tensor:
-        """Units of all visible tokens, int64 [batch * width * row_units]."""
-        return self._indices(grid)[0]
+    def end(self) -> None:
+        """Forget the forward."""
+        self._forward = self._cells = None
+        self._places.clear()
+        self._targets.clear()
 
-    def write_index(self, grid: Grid) -> torch.Tensor:
-        """Units of the new tokens, int64 [sum(num_new) * row_units]."""
-        return self._indices(grid)[1]
+    def write(self, rows: TokenRows, tokens: torch.Tensor) -> None:
+        """Write new tokens [batch * num_queries, elements]; padding columns are left out."""
+        forward = self._bound()
+        _require_fitting(forward, rows, tokens)
+        if not forward.is_even:
+            tokens = tokens[tensor_of(forward.is_new().reshape(-1))]
+        rows.write(self._places_in(rows.grid).new, tokens)
 
-    def _indices(self, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
-        if grid not in self._index:
-            self._index[grid] = self._compute(grid)
-        return self._index[grid]
+    def read(self, rows: TokenRows, role: str) -> torch.Tensor:
+        """All visible tokens, [batch, width, *shape], in the scratch memory of this role."""
+        key = (role, rows.shape)
+        if key not in self._targets:
+            self._targets[key] = self._target(rows, role)
+        units, shaped = self._targets[key]
+        rows.read(self._places_in(rows.grid).visible, units)
+        return shaped
 
-    def _compute(self, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
-        forward = self._forward
-        if forward is None:
-            raise UsageError("no forward is bound; call the model inside `with cache.bind(...)`")
-        if self._places is None:
-            width = forward.width(self.window)
+    def _target(self, rows: TokenRows, role: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scratch memory for all visible tokens: as units, and as [batch, width, *shape]."""
+        forward = self._bound()
+        batch, width = forward.batch_size, forward.width(self.window)
+        flat = self._scratch.take(role, rows.shape.dtype, batch * width * rows.shape.num_elements)
+        return flat.view(-1, rows.unit_elements), flat.view(batch, width, *rows.shape.sizes)
+
+    def _places_in(self, grid: Grid) -> Places:
+        if grid not in self._places:
+            self._places[grid] = self._compute(grid)
+        return self._places[grid]
+
+    def _compute(self, grid: Grid) -> Places:
+        forward = self._bound()
+        if self._cells is None:
             num_blocks = ceil_div(forward.length, self._block_tokens)
             table = self._table.rows[self._rows, :num_blocks]
-            self._places = forward.pages(table, width, self._block_tokens)
-        pages, offsets = self._places
+            self._cells = forward.pages(table, forward.width(self.window), self._block_tokens)
+        pages, offsets = self._cells
         units = pages * grid.page_units + offsets * grid.row_units
         new = units[:, -forward.num_queries :]
         fresh = new.reshape(-1) if forward.is_even else new[forward.is_new()]
-        return _expand(units.reshape(-1), grid), _expand(fresh, grid)
+        return Places(_expand(units.reshape(-1), grid), _expand(fresh, grid))
+
+    def _bound(self) -> Forward:
+        if self._forward is None:
+            raise UsageError(UNBOUND)
+        return self._forward
 
 
 def _expand(tokens: IntArray, grid: Grid) -> torch.Tensor:
@@ -87,6 +145,23 @@ def _expand(tokens: IntArray, grid: Grid) -> torch.Tensor:
     if grid.row_units > 1:
         tokens = (tokens[:, None] + np.arange(grid.row_units)).reshape(-1)
     return tensor_of(tokens)
+
+
+def _require_fitting(forward: Forward, rows: TokenRows, tokens: torch.Tensor) -> None:
+    want = (forward.batch_size * forward.num_queries, rows.shape.num_elements)
+    if tokens.shape != want:
+        raise UsageError(
+            f"the model wrote tokens and elements {tuple(tokens.shape)}, but the bound forward "
+            f"and the layout say {want}; bind the sequences of this batch, and build the "
+            "layout from this model"
+        )
+    if tokens.dtype != rows.shape.dtype:
+        raise ConfigError(
+            f"the model writes {tokens.dtype}, the layout stores {rows.shape.dtype}; "
+            "build the layout with the model's dtype"
+        )
+    if tokens.requires_grad:
+        raise UsageError("a paged cache keeps no gradients; call the model in torch.no_grad()")
 
 
 class StateGroup:
@@ -126,48 +201,21 @@ class StateGroup:
         self._states = torch.zeros(0)
 
 
-class Scratch:
-    """Reused memory for what layers return, one piece per role and dtype; grows, never shrinks.
-
-    A fresh tensor per layer would miss the processor's caches and fault in new memory every time;
-    reuse made gather and attention about 2.5 times faster on a CPU.
-    """
-
-    def __init__(self) -> None:
-        self._pieces: dict[tuple[str, torch.dtype], torch.Tensor] = {}
-
-    def take(self, role: str, dtype: torch.dtype, num_elements: int) -> torch.Tensor:
-        """A flat tensor of at least this size, valid until the same role is taken again."""
-        key = (role, dtype)
-        piece = self._pieces.get(key)
-        if piece is None or piece.numel() < num_elements:
-            with torch.inference_mode(mode=False):
-                piece = torch.empty(num_elements + num_elements // 4, dtype=dtype)
-            self._pieces[key] = piece
-        return piece[:num_elements]
-
-
 class Binding:
-    """What the layers of a cache share: the forward in progress and the memory it works in."""
+    """What the layers of a cache share: the groups, and the forward in progress."""
 
     def __init__(self, tokens: dict[str, TokenGroup], states: dict[str, StateGroup]) -> None:
         self.tokens = tokens
         self.states = states
         self.idle_length = 0
-        self._scratch = Scratch()
         self._forward: Forward | None = None
 
     @property
     def forward(self) -> Forward:
         """The forward in progress; UsageError if there is none."""
         if self._forward is None:
-            raise UsageError("no forward is bound; call the model inside `with cache.bind(...)`")
+            raise UsageError(UNBOUND)
         return self._forward
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a forward is in progress."""
-        return self._forward is not None
 
     @property
     def past(self) -> int:
@@ -178,7 +226,7 @@ class Binding:
         """Start a forward over these table rows; UsageError if one is in progress."""
         if self._forward is not None:
             raise UsageError("a forward is bound already; leave its `with cache.bind(...)` first")
-        for group in (*self.tokens.values(), *self.states.values()):
+        for group in (*self.states.values(), *self.tokens.values()):
             group.begin(forward, rows)
         self._forward = forward
 
@@ -189,37 +237,6 @@ class Binding:
 
     def end(self) -> None:
         """Leave the forward, whatever became of it."""
-        for group in self.states.values():
+        for group in (*self.states.values(), *self.tokens.values()):
             group.end()
         self._forward = None
-
-    def write(self, group: TokenGroup, rows: TokenRows, tokens: torch.Tensor) -> None:
-        """Write [batch * num_queries, elements] new tokens; padding columns are left out."""
-        forward = self.forward
-        self._require_shape(rows, tokens)
-        if not forward.is_even:
-            tokens = tokens[tensor_of(forward.is_new().reshape(-1))]
-        rows.write(group.write_index(rows.grid), tokens)
-
-    def read(self, group: TokenGroup, rows: TokenRows, role: str) -> torch.Tensor:
-        """All visible tokens, [batch * width, elements], in scratch memory of this role."""
-        num_tokens = self.forward.batch_size * self.forward.width(group.window)
-        out = self._scratch.take(role, rows.dtype, num_tokens * rows.row_elements)
-        return rows.read(group.read_index(rows.grid), out.view(num_tokens, rows.row_elements))
-
-    def _require_shape(self, rows: TokenRows, tokens: torch.Tensor) -> None:
-        forward = self.forward
-        want = (forward.batch_size * forward.num_queries, rows.row_elements)
-        if tuple(tokens.shape) != want:
-            raise UsageError(
-                f"the model wrote tokens and elements {tuple(tokens.shape)}, but the bound forward "
-                f"and the layout say {want}; bind the sequences of this batch, and build the "
-                "layout from this model"
-            )
-        if tokens.dtype != rows.dtype:
-            raise ConfigError(
-                f"the model writes {tokens.dtype}, the layout stores {rows.dtype}; "
-                "build the layout with the model's dtype"
-            )
-        if tokens.requires_grad:
-            raise UsageError("a paged cache keeps no gradients; call the model in torch.no_grad()")

@@ -9,7 +9,7 @@ import numpy as np
 from transformers.cache_utils import Cache, DummyLayer
 
 from kvtide.errors import ConfigError
-from kvtide.torch.binding import Binding, StateGroup, TokenGroup
+from kvtide.torch.binding import Binding, Scratch, StateGroup, TokenGroup
 from kvtide.torch.convert import tensor_of
 from kvtide.torch.forward import Forward
 from kvtide.torch.layers import PagedIndexedLayer, PagedLayer, PagedStateLayer
@@ -93,7 +93,10 @@ class PagedCache(Cache):
 
     def __init__(self, kv: Paged) -> None:
         groups = kv.layout.groups
-        token_groups = {g.name: TokenGroup(g, kv.tables[g.name]) for g in groups if not g.is_state}
+        scratch = Scratch()
+        token_groups = {
+            g.name: TokenGroup(g, kv.tables[g.name], scratch) for g in groups if not g.is_state
+        }
         state_groups = {
             g.name: StateGroup(g, kv.tables[g.name], StatePages(kv.pools[g.name], g))
             for g in groups

@@ -87,5 +87,6 @@ class Forward:
         """Block (negative: padding) and offset of the last `width` columns."""
         if width not in self._cells:
             at = (self.ends - width)[:, None] + np.arange(width)
-            self._cells[width] = (at // block_tokens, at % block_tokens)
+            blocks = at // block_tokens
+            self._cells[width] = (blocks, at - blocks * block_tokens)
         return self._cells[width]

@@ -51,13 +51,12 @@ class PagedLayer(CacheLayerMixin):
     def _exchange(self, rows: TokenRows, role: str, states: torch.Tensor) -> torch.Tensor:
         """Write [batch, heads, q, dim], read back the same of all visible tokens."""
         self._write(rows, states)
-        batch, heads, _, dim = states.shape
-        out = self._binding.read(self._group, rows, role)
-        return out.view(batch, -1, heads, dim).transpose(1, 2)
+        tokens = self._group.read(rows, role)
+        return tokens.transpose(1, 2) if tokens.dim() == 4 else tokens.unsqueeze(1)
 
     def _write(self, rows: TokenRows, states: torch.Tensor) -> None:
         tokens = states.transpose(1, 2).reshape(-1, states.shape[1] * states.shape[3])
-        self._binding.write(self._group, rows, tokens)
+        self._group.write(rows, tokens)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """How many columns `update` returns, and the position of the first."""
@@ -107,12 +106,11 @@ class PagedIndexedLayer(PagedLayer):
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """Write new indexer keys [batch, q, dim], return all of them: [batch, width, dim]."""
-        batch, _, dim = indexer_key_states.shape
-        tokens = indexer_key_states.reshape(-1, dim)
-        self._binding.write(self._index_group, self._index_rows, tokens)
+        tokens = indexer_key_states.reshape(-1, indexer_key_states.shape[-1])
+        self._index_group.write(self._index_rows, tokens)
         if self._binding.forward.is_fresh:
             return indexer_key_states
-        return self._binding.read(self._index_group, self._index_rows, "index").view(batch, -1, dim)
+        return self._index_group.read(self._index_rows, "index")
 
 
 class PagedStateLayer(LinearAttentionCacheLayerMixin):

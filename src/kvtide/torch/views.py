@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import gcd, prod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
@@ -76,8 +75,7 @@ def buffer_named(group: LayerGroup, name: str) -> Buffer:
     raise ConfigError(f"group {group.name!r} has no buffer {name!r}; it has {known}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class Grid(NamedTuple):
     """How the tokens of one buffer lie in a pool, counted in equal units of whole elements.
 
     A unit is what one index moves: a token's row, if the page is a whole number of rows (the usual
@@ -87,6 +85,18 @@ class Grid:
 
     page_units: int
     row_units: int
+
+
+class TokenShape(NamedTuple):
+    """What one token is in a buffer; buffers with equal shapes share their scratch memory."""
+
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of one token."""
+        return prod(self.sizes)
 
 
 class TokenRows:
@@ -104,25 +114,23 @@ class TokenRows:
         item = flat.element_size()
         unit_bytes = gcd(buffer.bytes, group.page_bytes)
         start = group.offset(layer_position, name) // item
-        width = unit_bytes // item
-        self.grid = Grid(
-            page_units=group.page_bytes // unit_bytes, row_units=buffer.bytes // unit_bytes
-        )
-        self.dtype = flat.dtype
-        self.row_elements = prod(buffer.shape)
+        self.grid = Grid(group.page_bytes // unit_bytes, buffer.bytes // unit_bytes)
+        self.shape = TokenShape(buffer.shape, flat.dtype)
+        self.unit_elements = unit_bytes // item
         with torch.inference_mode(mode=False):
-            rows = (flat.numel() - start) // width
-            self._units = flat[start : start + rows * width].view(rows, width)
+            rows = (flat.numel() - start) // self.unit_elements
+            units = flat[start : start + rows * self.unit_elements]
+            self._units = units.view(rows, self.unit_elements)
 
-    def read(self, index: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Copy tokens into `out` [n, row_elements] and return it; `index` int64 [n * row_units]."""
-        target = out.view(index.numel(), self._units.shape[1])
-        torch.index_select(self._units, 0, index, out=target)
-        return out
+    def read(self, index: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy units `index` (int64 [n]) into `out` [n, unit_elements]."""
+        torch.index_select(self._units, 0, index, out=out)
 
-    def write(self, index: torch.Tensor, rows: torch.Tensor) -> None:
-        """Write `rows` [n, row_elements]; `index` int64 [n * row_units], without doubles."""
-        self._units.index_copy_(0, index, rows.view(index.numel(), self._units.shape[1]))
+    def write(self, index: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Write `tokens` [m, elements] as the units `index` (int64 [m * row_units], no doubles)."""
+        if self.grid.row_units > 1:
+            tokens = tokens.reshape(-1, self.unit_elements)
+        self._units.index_copy_(0, index, tokens)
 
 
 class StatePages:
