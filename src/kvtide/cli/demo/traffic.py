@@ -37,7 +37,11 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much traffic: requests of each phase, lengths in tokens, and when requests arrive."""
+    """How much traffic: requests of each phase, and lengths in tokens.
+
+    Documents are a whole number of blocks long and questions shorter than a block, so that what is
+    kept at the end of one prompt is what the next question about the document needs.
+    """
 
     first_chats: int
     documents: int
@@ -59,7 +63,7 @@ FULL = Size(
     questions=5,
     last_chats=24,
     system_tokens=160,
-    document_tokens=1800,
+    document_tokens=1792,
     answer_tokens=20,
 )
 SHORT = Size(
@@ -68,7 +72,7 @@ SHORT = Size(
     questions=3,
     last_chats=8,
     system_tokens=160,
-    document_tokens=1400,
+    document_tokens=1392,
     answer_tokens=10,
 )
 
