@@ -104,6 +104,7 @@ class Eviction:
                 tokens = self._tree.block_tokens * node.num_blocks
                 return Offer(priority, clock - used + 1, len(kept), tokens)
             order.discard()
+            self._loose[group].queue(node)  # the run may have grown past them
         return None
 
     def evict_worthless(self, group: int, num_pages: int) -> int:
@@ -242,10 +243,10 @@ class Eviction:
         """
         pages, loose, kept = self._parts(node, group)
         order = self._kept[group]
-        if not len(kept):
+        victims = np.concatenate([loose, kept])[:wanted]
+        if not len(victims):
             order.discard()
             return 0
-        victims = np.concatenate([loose, kept])[:wanted]
         if len(victims) > len(loose) and not node.live_children:
             node.stale = True  # nothing can end here any more: what else the run holds is dead
             self._runs.requeue(node)
