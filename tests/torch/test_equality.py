@@ -201,3 +201,20 @@ def test_pages_move_in_mid_generation(family: str, drive: Drive) -> None:
     assert relocated > 0
     for ids, seq, length in zip(prompts, seqs, LENGTHS, strict=True):
         assert answer(seq, length) == expected(driver.model, ids, 25)
+
+
+@every_family
+def test_prefixes_come_and_go_under_eviction(family: str, drive: Drive) -> None:
+    # Little more than the longest sequence there may be needs.
+    driver = drive(family, num_bytes=224 << 10)
+    hits = 0
+    for turn in range(12):
+        ids = torch.cat([prompt(24, seed=turn // 3), prompt(12 + turn, seed=50 + turn)], 1)
+        seq = driver.start(ids, chunk=11)
+        driver.decode([seq], 4)
+        hits += seq.hit
+        assert answer(seq, ids.shape[1]) == expected(driver.model, ids, 5)
+        driver.kv.close([seq])
+    facts = driver.kv.snapshot()
+    assert any(pool.evicted for pool in facts.pools.values())
+    assert hits

@@ -70,6 +70,16 @@ def test_sampling_with_returned_sequences() -> None:
         assert model.generate(ids, cache=cache, **settings).equal(want)
 
 
+def test_inference_mode_and_back() -> None:
+    model, ids = tiny_model("qwen3_next"), prompt(12)
+    with PagedCache.for_generate(model, MEMORY) as cache:
+        with torch.inference_mode():
+            first = model.generate(ids, cache=cache, max_new_tokens=5, do_sample=False)
+        longer = torch.cat([first.clone(), prompt(9, seed=3)], 1)
+        second = model.generate(longer, cache=cache, max_new_tokens=5, do_sample=False)
+    assert second[0, longer.shape[1] :].tolist() == expected(model, longer, 5)
+
+
 def manager() -> KVManager:
     layout = layout_from_model(tiny_model("gemma3_text"), block_tokens=4)
     return KVManager(
