@@ -1,4 +1,4 @@
-"""One request alone always goes on, in the least memory a manager accepts, whatever was cached before.
+"""One request alone always goes on, in the least memory a manager accepts, whatever is cached.
 
 The promise behind admission: construction proves that a longest sequence fits, so a scheduler that
 falls back to one sequence and one token at a time never stands still.

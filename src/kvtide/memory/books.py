@@ -183,6 +183,8 @@ class ArenaBooks:
         self.require_open()
         offsets = np.asarray(offsets, dtype=np.int64)
         limit = self.num_granules * self.granule_bytes
+        if offsets.shape == (1,) and self._is_plain(int(offsets[0]), num_bytes, limit):
+            return offsets
         if offsets.ndim != 1:
             raise UsageError(
                 f"{what} must be one-dimensional, got shape {offsets.shape}; pass int64 [n]"
@@ -202,6 +204,14 @@ class ArenaBooks:
                 f"{what} {hollow[0]} + {num_bytes} bytes touches an unmapped granule; map it first"
             )
         return offsets
+
+    def _is_plain(self, offset: int, num_bytes: int, limit: int) -> bool:
+        """One range that is surely fine: the step path's usual case, without building arrays."""
+        if num_bytes < 1 or not 0 <= offset <= limit - num_bytes:
+            return False
+        first = offset // self.granule_bytes
+        stop = (offset + num_bytes - 1) // self.granule_bytes + 1
+        return ABSENT not in self._handles[first:stop]
 
     def _is_backed(self, offsets: IntArray, num_bytes: int) -> npt.NDArray[np.bool_]:
         # A range may cross many granules: counting the mapped ones before each granule makes the

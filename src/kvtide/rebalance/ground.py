@@ -104,8 +104,6 @@ class Ground:
         """
         self._note(wanted)
         short = [g for g, pool in enumerate(self._pools) if pool.books.num_free < wanted[g]]
-        if not short:
-            return None
         for g in short:
             self._pools[g].books.drain()
         if all(self._pools[g].books.num_free >= wanted[g] for g in short):
@@ -117,11 +115,15 @@ class Ground:
         if refused is not None:
             self._pressed_at[refused] = self._fences.issued
             return refused
-        for g in short:
-            while self._pools[g].books.num_free < wanted[g]:
-                if not self._relieve(g, wanted):
-                    return g
-        return None
+        return next((g for g in short if not self._fill(g, wanted)), None)
+
+    def _fill(self, group: int, wanted: Sequence[int]) -> bool:
+        """Relieve a short pool until it has what is wanted; False if it cannot be."""
+        books = self._pools[group].books
+        while books.num_free < wanted[group]:
+            if not self._relieve(group, wanted):
+                return False
+        return True
 
     def pressed(self) -> set[int]:
         """Pools that had to evict, take ground or refuse within the last steps."""
