@@ -188,7 +188,7 @@ def test_resume_after_everything_was_dropped(family: str, drive: Drive) -> None:
 
 @every_family
 def test_pages_move_in_mid_generation(family: str, drive: Drive) -> None:
-    driver = drive(family, block_tokens=3, num_bytes=2 << 20)
+    driver = drive(family, block_tokens=3, num_bytes=2 << 20, spare_pool=True)
     prompts = [prompt(n, seed=n) for n in LENGTHS]
     seqs = [driver.start(ids, chunk=13) for ids in prompts]
     relocated = 0
