@@ -98,7 +98,7 @@ def _svg_panel(panel: Panel) -> list[str]:
         parts.append(f'<text x="{x + 4:.1f}" y="14">{escape(name)}</text>')
     parts.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="black"/>')
     parts.append(
-        f'<text x="{WIDTH}" y="{HEIGHT + 18}" text-anchor="end">{panel.num_steps} steps, '
+        f'<text x="{WIDTH}" y="-24" text-anchor="end">{panel.num_steps} steps, '
         f"{panel.budget_bytes / 2**20:.0f} MiB</text>"
     )
     return parts + _svg_legend(panel.pools)
