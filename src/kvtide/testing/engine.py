@@ -153,6 +153,13 @@ class FakeEngine:
         """What the model says after `tokens` in the sequence's scope: an id below `vocabulary`."""
         return int(prefix_hashes(tokens, label(seq.scope))[-1]) % self.vocabulary
 
+    def fork(self, seq: Sequence) -> Sequence | None:
+        """Fork, and know the two as one family: either may inherit a page that the other wrote."""
+        child = self.kv.fork(seq)
+        if child is not None:
+            self._users[child] = self._user(seq)
+        return child
+
     def verify(self, sequences: Seq[Sequence]) -> None:
         """Read and check everything these admitted sequences may read now (an empty step)."""
         with self.kv.step(sequences, 0) as step:
@@ -196,12 +203,14 @@ class FakeEngine:
         works: list[_Work] = []
         for i, seq in enumerate(step.batch.sequences):
             start, n = int(step.starts[i]), int(step.num_new[i])
-            user = self._users.setdefault(seq, len(self._users))
             kept = min(n, seq.length - start) if accepted is None else int(accepted[i])
             drafts = np.full(max(0, start + n - seq.length), REJECTED, np.int32)
             hashes = prefix_hashes(np.concatenate([seq.tokens, drafts]), label(seq.scope))
-            works.append(_Work(seq, user, seq.row, start, start + n, kept, hashes))
+            works.append(_Work(seq, self._user(seq), seq.row, start, start + n, kept, hashes))
         return works
+
+    def _user(self, seq: Sequence) -> int:
+        return self._users.setdefault(seq, len(self._users))
 
     def _reads(self, group: GroupBytes, works: list[_Work]) -> Places:
         lifetime = group.group.lifetime
