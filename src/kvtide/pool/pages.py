@@ -57,11 +57,11 @@ class PageBooks:
     def __init__(self, max_pages: int, fences: Fences) -> None:
         self.max_pages = max_pages
         self._fences = fences
-        self.lease = np.zeros(max_pages, np.int32)
-        self.owner = np.zeros(max_pages, np.int32)
-        self.idle_since = np.zeros(max_pages, np.int64)
         self.exists = np.zeros(max_pages, np.bool_)
-        self._free = np.empty(max_pages, np.int32)
+        # The others are as long as the highest page that ever existed: a pool's addresses span the
+        # whole budget, its pages seldom do.
+        self.lease = self.owner = self._free = np.zeros(0, np.int32)
+        self.idle_since = np.zeros(0, np.int64)
         self._in_flight: deque[tuple[int, PageArray]] = deque()
         self._unsorted = 0
         self.newly_cached: list[PageArray] | None = None
@@ -73,10 +73,22 @@ class PageBooks:
 
     def create(self, pages: PageArray) -> None:
         """`pages` exist from now on and are free (the sink is set aside)."""
+        if len(pages):
+            self._reach(int(pages.max()) + 1)
         self.exists[pages] = True
         self.num_pages += len(pages)
         self._push(pages[pages != SINK])
         self._sort()
+
+    def _reach(self, num_pages: int) -> None:
+        """Lengthen the arrays so that page `num_pages - 1` has a place."""
+        if num_pages > len(self.lease):
+            size = min(self.max_pages, max(num_pages, len(self.lease) * 5 // 4))
+            for name in ("lease", "owner", "idle_since", "_free"):
+                old = getattr(self, name)
+                new = np.zeros(size, old.dtype)
+                new[: len(old)] = old
+                setattr(self, name, new)
 
     def destroy(self, pages: PageArray) -> None:
         """`pages` cease to exist. All must be free; raises UsageError otherwise, changing
@@ -257,7 +269,7 @@ class PageBooks:
         in_flight = self.in_flight_pages()
         idle = np.concatenate([free, in_flight])
         exists = np.flatnonzero(self.exists)
-        gone = ~self.exists
+        gone = ~self.exists[: len(self.lease)]
         leased = int(np.count_nonzero(self.lease[exists] > 0))
         cached = int(np.count_nonzero((self.lease[exists] == 0) & (self.owner[exists] != NO_OWNER)))
         facts = {

@@ -16,6 +16,8 @@ Rank = tuple[int, int, int]
 DEAD, LOOSE, LIVE = -1, 0, 1
 """Classes: useless to any match; useless to a match at the run's end; useful."""
 
+_FEW = 64
+
 
 class Order:
     """A lazy heap of nodes: one entry a node, corrected when it reaches the top.
@@ -24,49 +26,58 @@ class Order:
     node has nothing to evict here, in which case its entry is dropped (queue it again when it has).
     """
 
-    __slots__ = ("_bit", "_heap", "_rank")
+    __slots__ = ("_bit", "_bound", "_heap", "_rank")
 
     def __init__(self, bit: int, rank: Callable[[Node], Rank | None]) -> None:
         self._bit = bit
         self._rank = rank
-        self._heap: list[tuple[Rank, int, Node]] = []
+        self._heap: list[tuple[int, int, int, int, Node]] = []
+        self._bound = _FEW
 
     def queue(self, node: Node) -> None:
         """`node` may have something to evict: give it an entry unless it has one."""
-        if node.queued & self._bit:
-            return
-        rank = self._rank(node)
-        if rank is not None:
-            node.queued |= self._bit
-            heapq.heappush(self._heap, (rank, node.number, node))
+        if not node.queued & self._bit:
+            self.requeue(node)
 
     def requeue(self, node: Node) -> None:
-        """`node`'s rank got smaller: a second entry, since the first would surface too late."""
+        """`node`'s rank got smaller: an entry in any case, since another would surface too late."""
         rank = self._rank(node)
         if rank is not None:
             node.queued |= self._bit
-            heapq.heappush(self._heap, (rank, node.number, node))
+            heapq.heappush(self._heap, (*rank, node.number, node))
+            if len(self._heap) > self._bound:
+                self._forget_gone()
 
     def coldest(self) -> tuple[Rank, Node] | None:
         """The node to evict from next and its rank; None if there is none."""
         heap = self._heap
         while heap:
-            rank, number, node = heap[0]
+            *rank, number, node = heap[0]
             now = self._rank(node)
-            if now == rank:
-                return rank, node
+            if now == tuple(rank):
+                return now, node
             if now is None:
-                heapq.heappop(heap)
-                node.queued &= ~self._bit
+                self.discard()
             else:
-                heapq.heapreplace(heap, (now, number, node))
+                heapq.heapreplace(heap, (*now, number, node))
         return None
 
     def discard(self) -> None:
         """The head has nothing to evict after all: drop its entry."""
-        _, _, node = heapq.heappop(self._heap)
+        node = heapq.heappop(self._heap)[-1]
         node.queued &= ~self._bit
 
     def clear(self) -> None:
         """Forget every entry."""
         self._heap.clear()
+
+    def _forget_gone(self) -> None:
+        """Drop entries of nodes with nothing to evict: an order nobody asks must not grow for ever."""
+        stay = [entry for entry in self._heap if self._rank(entry[-1]) is not None]
+        for entry in self._heap:
+            entry[-1].queued &= ~self._bit
+        for entry in stay:
+            entry[-1].queued |= self._bit
+        heapq.heapify(stay)
+        self._heap = stay
+        self._bound = 2 * len(stay) + _FEW

@@ -218,7 +218,9 @@ class Prefixes:
         return node
 
     def _growable(self, node: Node) -> bool:
-        return not node.sealed and node.pins == 1 and node.children is None
+        if node.sealed and (self._sparse or node.parent is None):
+            return False  # without windows and states a run's end needs nothing of its own
+        return node.pins == 1 and node.children is None
 
     def _fill(self, node: Node, at: int, pages: list[PageArray]) -> None:
         """Give the blocks of `node` from `at` on the caller's pages, or the caller the node's."""

@@ -304,7 +304,7 @@ class Ground:
         pool.copy(src, dst)
         owners = pool.books.owner[src].copy()
         pool.books.move(src, dst)
-        remap = np.arange(pool.books.max_pages + 1, dtype=np.int32)
+        remap = np.arange(len(pool.books.lease) + 1, dtype=np.int32)
         remap[-1] = -1
         remap[src] = dst
         self._prefixes.relabel(group, owners, remap)

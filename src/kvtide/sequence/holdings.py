@@ -149,7 +149,7 @@ class Holdings:
 
     def count_leases(self, group: FullGroup | StateGroup) -> IntArray:
         """How many leases each page of the group should have, counted from the holders."""
-        counts = np.zeros(group.books.max_pages, np.int64)
+        counts = np.zeros(len(group.books.lease), np.int64)
         for row, seq in self.live.items():
             entries = group.table.rows[row]
             np.add.at(counts, entries[entries >= 0], 1)
