@@ -25,7 +25,7 @@ import workload
 import kvtide
 from kvtide.layout import Buffer, FullSpec, Layout, Spec, StateSpec, WindowSpec
 
-GRANULE = 4096
+GRANULE = 64 * 1024
 FULL = FullSpec(kv_heads=1, head_dim=8, dtype="float16")
 WINDOW = WindowSpec(window=1024, kv_heads=1, head_dim=8, dtype="float16")
 STATE = StateSpec(buffers=(Buffer("state", (256,), "float16"),), interval_tokens=512)
@@ -155,8 +155,9 @@ def bytes_per_page(name: str, block_tokens: int, prompts: list[object], blocks: 
     """Books' bytes per cached page beside the tokens: growth of the heap while the list is served."""
     layout = Layout.from_layers(LAYOUTS[name], block_tokens=block_tokens, max_tokens=8704)
     pages = {g.name: int(blocks * SHARE) for g in layout.groups}
+    serve(manager(layout, pages, mode="static", max_sequences=64, max_tokens=8704), prompts[:20])
     gc.collect()
-    tracemalloc.start()
+    tracemalloc.start()  # after a warm-up, so that modules imported late are not counted
     kv = manager(layout, pages, mode="static", max_sequences=64, max_tokens=8704)
     rows = kv.tables[layout.groups[0].name].rows
     fixed = 64 * 8704 * 4 + rows.nbytes * len(layout.groups)  # token rows and page tables

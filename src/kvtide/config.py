@@ -37,7 +37,7 @@ class Options:
     partial_reuse: bool | None = None
     """Reuse part of a block by copying its page. None: where the layout allows it (no state group).
     """
-    ghost_ratio: float = 0.5
+    ghost_ratio: float = 0.25
     """Keys of evicted blocks remembered, as a share of the blocks the largest pool could hold."""
     tables: Mapping[str, npt.NDArray[np.int32]] = field(
         default_factory=dict[str, npt.NDArray[np.int32]]

@@ -44,23 +44,27 @@ class ChildIndex:
 
     def add(self, node: Node) -> None:
         """`node` hangs under its parent now."""
-        assert node.parent is not None
-        node.key = self._key(node.parent.number, node.tokens[: self._block_bytes])
-        if self._nodes.setdefault(node.key, node) is not node:
-            self._collided.setdefault(node.key, []).append(node)
+        key = self._key_of(node)
+        if self._nodes.setdefault(key, node) is not node:
+            self._collided.setdefault(key, []).append(node)
 
     def remove(self, node: Node) -> None:
         """`node` is about to leave its parent."""
-        others = self._collided.get(node.key)
-        if self._nodes.get(node.key) is node:
+        key = self._key_of(node)
+        others = self._collided.get(key)
+        if self._nodes.get(key) is node:
             if others:
-                self._nodes[node.key] = others.pop(0)
+                self._nodes[key] = others.pop(0)
             else:
-                del self._nodes[node.key]
+                del self._nodes[key]
         elif others:
             others.remove(node)
         if others is not None and not others:
-            del self._collided[node.key]
+            del self._collided[key]
+
+    def _key_of(self, node: Node) -> int:
+        assert node.parent is not None
+        return self._key(node.parent.number, node.tokens[: self._block_bytes])
 
     def clear(self) -> None:
         """Forget every run."""

@@ -23,7 +23,6 @@ class Node:
         "children",
         "depth",
         "ghost",
-        "key",
         "live_children",
         "next",
         "num_blocks",
@@ -44,7 +43,6 @@ class Node:
     def __init__(self, number: int, tokens: bytes, depth: int, num_blocks: int) -> None:
         self.number = number  # creation order: the last tie-break, equal on all ranks
         self.slot = 0  # index in the tree's register; what `PageBooks.owner` holds
-        self.key = 0
         self.parent: Node | None = None
         self.children: Node | None = None  # newest child; siblings are linked by next / prev
         self.next: Node | None = None

@@ -52,12 +52,12 @@ class Order:
         """The node to evict from next and its rank; None if there is none."""
         heap = self._heap
         while heap:
-            *rank, number, node = heap[0]
+            kind, priority, used, number, node = heap[0]
             now = self._rank(node)
-            if now == tuple(rank):
-                return now, node
             if now is None:
                 self.discard()
+            elif now == (kind, priority, used):
+                return now, node
             else:
                 heapq.heapreplace(heap, (*now, number, node))
         return None
@@ -72,7 +72,7 @@ class Order:
         self._heap.clear()
 
     def _forget_gone(self) -> None:
-        """Drop entries of nodes with nothing to evict: an order nobody asks must not grow for ever."""
+        """Drop entries of nodes with nothing to evict: an order nobody asks must not grow."""
         stay = [entry for entry in self._heap if self._rank(entry[-1]) is not None]
         for entry in self._heap:
             entry[-1].queued &= ~self._bit

@@ -275,6 +275,7 @@ class PrefixTree:
         for node in self._register:
             if node is not None:
                 node.parent = None
+                node.tokens = b""
         self.index.clear()
         self._roots.clear()
         self._ghosts.clear()
@@ -305,6 +306,7 @@ class PrefixTree:
         self._free_slots.append(node.slot)
         self.num_ghost_blocks -= node.num_blocks
         node.parent = None
+        node.tokens = b""  # an eviction order may name the node a while longer
 
     def _number(self) -> int:
         self._created += 1
