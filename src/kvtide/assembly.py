@@ -14,6 +14,7 @@ from kvtide.layout import Full, LayerGroup, Layout, Mirror, State, Window
 from kvtide.memory import Budget, Memory
 from kvtide.pool import Fences, Pool
 from kvtide.prefix import MirrorRule, Prefixes, PrefixTree, StateRule, WindowRule
+from kvtide.prefix.herald import Herald
 from kvtide.prefix.index import default_key
 from kvtide.rebalance import Ground
 from kvtide.sequence import Holdings, Ledger, PageTable
@@ -63,6 +64,7 @@ def assemble(
     for index, (group, table) in enumerate(zip(groups, tables, strict=True)):
         arena = memory.reserve(memory.num_granules)
         pool = Pool(group.name, group.page_bytes, budget, arena, fences)
+        pool.events = options.events
         pool.grow(np.arange(sizes[group.name]))
         books.append(_group_books(index, group, pool, table))
     prefixes = _prefixes(layout, books, options)
@@ -141,7 +143,9 @@ def _prefixes(layout: Layout, books: list[GroupBooks], options: Options) -> Pref
     partial = options.partial_reuse
     if partial is None:
         partial = not any(isinstance(g.rule, StateRule) for g in books)
-    return Prefixes(tree, [g.books for g in books], [g.rule for g in books], partial=partial)
+    herald = Herald(tree, [g.pool.name for g in books], options.events)
+    rules = [g.rule for g in books]
+    return Prefixes(tree, [g.books for g in books], rules, partial=partial, herald=herald)
 
 
 def _least_pages(group: LayerGroup, max_tokens: int) -> int:

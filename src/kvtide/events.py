@@ -10,42 +10,43 @@ if TYPE_CHECKING:
     from kvtide.types import Scope
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksStored:
-    """`num_blocks` blocks after `start_block` of a path in `scope` became matchable.
+    """The last `num_blocks` blocks of `tokens` have pages in layer group `group` from now on.
 
-    `tokens` are their ids as int32 bytes, media placeholders negative.
+    `tokens` is the whole path from the root to the end of those blocks (int32 bytes, media
+    placeholders negative): with `scope` it identifies them, whatever runs the index keeps them in.
     """
 
+    group: str
     scope: Scope
-    start_block: int
-    num_blocks: int
     tokens: bytes
+    num_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksRemoved:
-    """`num_blocks` blocks after `start_block` of a path in `scope` can no longer be matched."""
+    """The last `num_blocks` blocks of `tokens` have no pages in layer group `group` any more."""
 
+    group: str
     scope: Scope
-    start_block: int
-    num_blocks: int
     tokens: bytes
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """The prefix index was reset."""
+    """The prefix index was reset: every stored block is gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class GranulesMoved:
-    """Pool `pool` now has `num_mapped` granules; it had `before`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityChanged:
+    """Pool `pool` had `before` granules mapped and has `granules` now."""
 
     pool: str
     before: int
-    num_mapped: int
+    granules: int
 
 
-Event: TypeAlias = BlocksStored | BlocksRemoved | AllBlocksCleared | GranulesMoved
+Event: TypeAlias = BlocksStored | BlocksRemoved | AllBlocksCleared | CapacityChanged
 Sink: TypeAlias = Callable[[Event], None]

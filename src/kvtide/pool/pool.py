@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtide.errors import InvariantError
+from kvtide.events import CapacityChanged
 from kvtide.pool.pages import PageBooks
 from kvtide.pool.space import PageSpace
 from kvtide.types import SINK, IntArray, PageArray
 
 if TYPE_CHECKING:
+    from kvtide.events import Sink
     from kvtide.memory import Arena, Budget
     from kvtide.pool.fences import Fences
 
@@ -35,6 +37,8 @@ class Pool:
         self.num_moved_in = 0
         self._handles = np.full(budget.num_granules, -1, np.int64)
         self._budget = budget
+        self.events: Sink | None = None
+        """Told when granules come or go."""
 
     def growth_for(self, num_pages: int) -> IntArray:
         """Unmapped granules (ascending) that would bring `num_pages` more pages into existence."""
@@ -60,6 +64,7 @@ class Pool:
         self.num_moved_in += len(granules)
         whole = self.space.complete(self.space.touching(granules), self.mapped)
         self.books.create(whole[~self.books.exists[whole]])
+        self._announce(self.num_mapped - len(granules))
         return True
 
     def shrink(self, granules: IntArray) -> int:
@@ -81,7 +86,13 @@ class Pool:
             self.mapped[bare] = False
             self._handles[bare] = -1
             self.num_mapped -= len(bare)
+            self._announce(self.num_mapped + len(bare))
         return len(bare)
+
+    def _announce(self, before: int) -> None:
+        if self.events is not None:
+            change = CapacityChanged(pool=self.name, before=before, granules=self.num_mapped)
+            self.events(change)
 
     def copy(self, src: PageArray, dst: PageArray) -> None:
         """Copy whole pages `src[i]` to `dst[i]`."""

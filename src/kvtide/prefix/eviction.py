@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvtide.pool import PageBooks
+    from kvtide.prefix.herald import Herald
     from kvtide.prefix.joint import SparseRule
     from kvtide.prefix.node import Node
 
@@ -49,13 +50,16 @@ class Eviction:
         tree: PrefixTree,
         books: Sequence[PageBooks],
         sparse: Sequence[tuple[int, SparseRule]],
+        *,
         split: Callable[[Node, int], Node],
         dead_blocks: Callable[[Node], int],
+        herald: Herald,
     ) -> None:
         self.num_evicted = [0] * len(books)
         self._tree = tree
         self._books = books
         self._rules = dict(sparse)
+        self._herald = herald
         self._split = split
         self._dead_blocks = dead_blocks
         self._runs = Order(1, _run_rank)
@@ -182,6 +186,7 @@ class Eviction:
             gone = books.disown(pages[pages >= 0] if g in self._rules else pages)
             self.num_evicted[g] += gone
             freed += gone if g == group else 0
+            self._herald.changed(node, g, node.pages[g], HOLE * node.num_blocks)
         parent = node.parent
         self._tree.haunt(node)
         if parent is not None and parent.parent is not None:
@@ -233,6 +238,7 @@ class Eviction:
         for (node, sinks, start), part in zip(chosen, parts, strict=True):
             raw = node.pages[group]
             node.pages[group] = raw[: 4 * sinks] + left[at : at + len(part)] + raw[4 * start :]
+            self._herald.changed(node, group, raw, node.pages[group])
             at += len(part)
         self._note_dropped(group, victims, [node for node, _, _ in chosen])
         return len(victims) or self._drop_loose(group, wanted)
@@ -253,6 +259,7 @@ class Eviction:
         left = pages.copy()
         left[victims] = ABSENT
         node.pages[group] = left.tobytes()
+        self._herald.changed(node, group, pages.tobytes(), node.pages[group])
         self._loose[group].queue(node)  # what is left of it has become loose
         self._note_dropped(group, pages[victims], [node])
         return len(victims)

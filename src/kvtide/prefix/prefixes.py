@@ -9,6 +9,7 @@ import numpy as np
 
 from kvtide.errors import InvariantError
 from kvtide.prefix.eviction import Eviction
+from kvtide.prefix.herald import Herald
 from kvtide.prefix.joint import MirrorRule, Rule, WindowRule, longest_hit
 from kvtide.prefix.tree import HOLE, PrefixTree, Walk, pages_of
 
@@ -56,15 +57,24 @@ class Prefixes:
         rules: Sequence[Rule | None],
         *,
         partial: bool,
+        herald: Herald | None = None,
     ) -> None:
         self.tree = tree
         self.clock = 0
         self._books = books
         self._rules = rules
         self._partial = partial
+        self._herald = herald = herald or Herald(tree, (), None)
         self._needs = [(g, rule) for g, rule in enumerate(rules) if rule is not None]
         self._sparse = [(g, rule) for g, rule in self._needs if not isinstance(rule, MirrorRule)]
-        self.eviction = Eviction(tree, books, self._sparse, self._split, self._dead_blocks)
+        self.eviction = Eviction(
+            tree,
+            books,
+            self._sparse,
+            split=self._split,
+            dead_blocks=self._dead_blocks,
+            herald=herald,
+        )
 
     # -- matching ------------------------------------------------------------------------------
 
@@ -225,24 +235,29 @@ class Prefixes:
     def _fill(self, node: Node, at: int, pages: list[PageArray]) -> None:
         """Give the blocks of `node` from `at` on the caller's pages, or the caller the node's."""
         for g, mine in enumerate(pages):
-            books = self._books[g]
-            if at == 0 and not _any_present(node.pages[g]):
-                given = mine[mine >= 0]
-                books.adopt(given, node.slot)
+            before = node.pages[g]
+            if at == 0 and not _any_present(before):
+                self._books[g].adopt(mine[mine >= 0], node.slot)
                 node.pages[g] = mine.tobytes()
-                continue
-            theirs = pages_of(node, g)[at : at + len(mine)]
-            twice = (theirs >= 0) & (mine >= 0) & (theirs != mine)
-            if twice.any():
-                books.share(theirs[twice])
-                books.release(mine[twice])
-                mine[twice] = theirs[twice]
-            new = (theirs < 0) & (mine >= 0)
-            if new.any():
-                books.adopt(mine[new], node.slot)
-                merged = pages_of(node, g).copy()
-                merged[at : at + len(mine)][new] = mine[new]
-                node.pages[g] = merged.tobytes()
+            else:
+                self._merge(node, at, g, mine)
+            self._herald.changed(node, g, before, node.pages[g])
+
+    def _merge(self, node: Node, at: int, group: int, mine: PageArray) -> None:
+        """Where `node` has a page already the caller's lease moves to it, else it adopts `mine`."""
+        books = self._books[group]
+        theirs = pages_of(node, group)[at : at + len(mine)]
+        twice = (theirs >= 0) & (mine >= 0) & (theirs != mine)
+        if twice.any():
+            books.share(theirs[twice])
+            books.release(mine[twice])
+            mine[twice] = theirs[twice]
+        new = (theirs < 0) & (mine >= 0)
+        if new.any():
+            books.adopt(mine[new], node.slot)
+            merged = pages_of(node, group).copy()
+            merged[at : at + len(mine)][new] = mine[new]
+            node.pages[group] = merged.tobytes()
 
     def clear(self) -> None:
         """Drop every cached prefix; leased pages stay with their sequences, which publish no

@@ -94,6 +94,13 @@ class PrefixTree:
             root.sealed = True
         return root
 
+    def scope_of(self, node: Node) -> Scope:
+        """The scope `node` belongs to."""
+        top = node
+        while top.parent is not None:
+            top = top.parent
+        return next(scope for scope, root in self._roots.items() if root is top)
+
     def _prune_roots(self) -> None:
         """Forget scopes that hold nothing, so that many short-lived salts cost no memory."""
         self._roots = {s: r for s, r in self._roots.items() if r.children is not None or r.pins}

@@ -12,6 +12,7 @@ from kvtide.sequence.answer import Answer, Reuse
 from kvtide.sequence.copies import Copies
 from kvtide.sequence.groups import FullGroup, StateGroup, split_groups
 from kvtide.sequence.snapshots import Snapshots
+from kvtide.types import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -56,8 +57,8 @@ class Holdings:
         self._block = rows.block_tokens
 
     def publish(self, seq: Sequence, blocks: int) -> None:
-        """Make the sequence's first `blocks` blocks (all computed) matchable."""
-        if blocks <= seq.published or seq.epoch != self.epoch:
+        """Make the sequence's first `blocks` blocks (all computed) matchable; padding never is."""
+        if blocks <= seq.published or seq.epoch != self.epoch or seq.origin is Origin.PADDING:
             return
         row, start = seq.row, seq.published
         node = seq.node
