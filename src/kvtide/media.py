@@ -58,7 +58,14 @@ class MediaIds:
     def mark(self, tokens: TokenArray, media: Sequence[Media]) -> TokenArray:
         """A copy of `tokens` with each media span replaced by its content's ids."""
         marked = tokens.copy()
-        for item in media:
+        end = 0
+        for item in sorted(media, key=lambda item: item.start):
+            if item.start < end:
+                raise UsageError(
+                    f"media span [{item.start}, {item.start + item.length}) overlaps another, "
+                    f"which ends at {end}; give each token to one item"
+                )
+            end = item.start + item.length
             if item.start + item.length > len(tokens):
                 raise UsageError(
                     f"media span [{item.start}, {item.start + item.length}) is outside the "

@@ -63,7 +63,9 @@ class Prefixes:
         self.clock = 0
         self._books = books
         self._rules = rules
-        self._partial = partial
+        # What a drafter wrote for a token depends on the tokens that follow it.
+        backs_off = any(isinstance(rule, MirrorRule) and rule.look_ahead for rule in rules)
+        self._partial = partial and not backs_off
         self._herald = herald = herald or Herald(tree, (), None)
         self._needs = [(g, rule) for g, rule in enumerate(rules) if rule is not None]
         self._sparse = [(g, rule) for g, rule in self._needs if not isinstance(rule, MirrorRule)]
