@@ -49,17 +49,23 @@ RULES: dict[str, list[Rule | None]] = {
 }
 
 TEXTS = st.tuples(
-    st.sampled_from(sorted(SCOPES)), st.integers(0, 3), st.integers(0, 16), st.integers(0, 40)
+    st.sampled_from(["", "", "", *SCOPES]), st.integers(0, 15), st.integers(2, 9 * BLOCK)
 )
-"""(scope, which base text, how much of it, seed of what follows)."""
+"""(scope, which text, how much of it in tokens)."""
+
+
+def text(which: int, num_tokens: int) -> list[int]:
+    """Texts part ways at every block: bit d of `which` chooses the block at depth d."""
+    blocks = [[depth % 3, which >> depth & 1] for depth in range(num_tokens // BLOCK + 1)]
+    return [token for block in blocks for token in block][:num_tokens]
 
 
 @dataclass(eq=False)
 class Writer:
-    """A sequence: its tokens, what it has published, and the pages it leases (-1: none)."""
+    """A sequence: its text, and the pages it leases of the blocks it has published (-1: none)."""
 
     scope: str
-    tokens: list[int]
+    which: int
     node: Node
     pages: list[np.ndarray]
 
@@ -87,12 +93,6 @@ class PrefixMachine(RuleBasedStateMachine):
         self.writers: list[Writer] = []
 
     # -- helpers -------------------------------------------------------------------------------
-
-    @staticmethod
-    def text(base: int, shared: int, seed: int) -> list[int]:
-        rng = np.random.default_rng(seed)
-        start = np.random.default_rng(1000 + base).integers(0, 3, 16)[:shared]
-        return [*start.tolist(), *rng.integers(0, 2, 1 + seed % 11).tolist()]
 
     def match(self, scope: str, tokens: list[int]) -> Match:
         """The index's match, compared with the model's."""
@@ -148,56 +148,66 @@ class PrefixMachine(RuleBasedStateMachine):
 
     # -- rules ---------------------------------------------------------------------------------
 
-    @rule(text=TEXTS)
-    def look_up(self, text: tuple[str, int, int, int]) -> None:
-        self.match(text[0], self.text(*text[1:]))
+    @rule(words=TEXTS)
+    def look_up(self, words: tuple[str, int, int]) -> None:
+        self.match(words[0], text(*words[1:]))
 
     @precondition(lambda self: len(self.writers) < 4)
-    @rule(text=TEXTS)
-    def start(self, text: tuple[str, int, int, int]) -> None:
-        scope, tokens = text[0], self.text(*text[1:])
-        match = self.match(scope, tokens)
+    @rule(words=TEXTS, portions=st.integers(0, 3), stay=st.booleans(), priority=st.integers(0, 1))
+    def write(self, words: tuple[str, int, int], portions: int, stay: bool, priority: int) -> None:
+        """A writer matches, computes the rest of its text in portions, and mostly leaves."""
+        scope, which, length = words
+        writer = self.start(scope, which, length)
+        for _ in range(portions):
+            missing = length // BLOCK - writer.blocks
+            if missing > 0 and not self.publish(writer, -(-missing // 2), priority):
+                return
+        if not stay:
+            writer.node.sealed = True
+            self.leave(writer)
+
+    def start(self, scope: str, which: int, length: int) -> Writer:
+        match = self.match(scope, text(which, length))
         pages = []
         for g, books in enumerate(self.books):
             mine = self.tree.gather(match.walk, g, match.blocks).copy()
             books.share(mine[mine != ABSENT])
             pages.append(mine)
         node = self.prefixes.anchor(match)  # last: it may split the run that the walk names
-        writer = Writer(scope, tokens, node, pages)
+        writer = Writer(scope, which, node, pages)
         self.stale(writer)
         self.prefixes.touch(match)
         self.writers.append(writer)
+        return writer
 
     @precondition(lambda self: self.writers)
-    @rule(data=st.data(), blocks=st.integers(1, 5), text=TEXTS, priority=st.integers(0, 1))
-    def publish(
-        self, data: st.DataObject, blocks: int, text: tuple[str, int, int, int], priority: int
-    ) -> None:
-        """A writer computes some blocks more and makes them matchable."""
-        writer = data.draw(st.sampled_from(self.writers))
-        start = writer.blocks
-        while len(writer.tokens) < (start + blocks) * BLOCK:
-            writer.tokens += self.text(*text[1:])
+    @rule(data=st.data(), blocks=st.integers(1, 5), priority=st.integers(0, 1))
+    def go_on(self, data: st.DataObject, blocks: int, priority: int) -> None:
+        self.publish(data.draw(st.sampled_from(self.writers)), blocks, priority)
+
+    def publish(self, writer: Writer, blocks: int, priority: int) -> bool:
+        """A writer makes some blocks more matchable; or gives up where there are no pages."""
         fresh: list[np.ndarray] = []
         for g, limit in enumerate(self.limits):
-            is_state = isinstance(limit, StateRule)
-            got = self.take(g, 1 if is_state else blocks)
-            if got is None:  # nothing cached is left: the writer gives up
+            got = self.take(g, 1 if isinstance(limit, StateRule) else blocks)
+            if got is None:  # nothing cached is left
                 for other, pages in enumerate(fresh):
                     self.books[other].release(pages[pages != ABSENT])
                 self.leave(writer)
-                return
+                return False
             pages = np.full(blocks, ABSENT, np.int32)
             pages[-len(got) :] = got
             fresh.append(pages)
         self.publish_pages(writer, fresh, priority)
+        return True
 
     def publish_pages(self, writer: Writer, fresh: list[np.ndarray], priority: int) -> None:
         start, blocks = writer.blocks, len(fresh[0])
-        keys = self.model.keys(writer.scope, writer.tokens, start + blocks)[start:]
+        words = text(writer.which, (start + blocks) * BLOCK)
+        keys = self.model.keys(writer.scope, words, start + blocks)[start:]
         given = [pages.copy() for pages in fresh]
-        tokens = np.array(writer.tokens[start * BLOCK : (start + blocks) * BLOCK], np.int32)
-        writer.node = self.prefixes.publish(writer.node, tokens.tobytes(), fresh, priority=priority)
+        tokens = np.array(words[start * BLOCK :], np.int32).tobytes()
+        writer.node = self.prefixes.publish(writer.node, tokens, fresh, priority=priority)
         for i, key in enumerate(keys):
             known = self.model.pages.setdefault(key, [ABSENT] * len(self.limits))
             for g in range(len(self.limits)):
@@ -268,7 +278,8 @@ class PrefixMachine(RuleBasedStateMachine):
     @invariant()
     def paths_of_writers_stay(self) -> None:
         for writer in self.writers:
-            path = self.model.keys(writer.scope, writer.tokens, writer.blocks)
+            words = text(writer.which, writer.blocks * BLOCK)
+            path = self.model.keys(writer.scope, words, writer.blocks)
             for i, key in enumerate(path):
                 for g, pages in enumerate(writer.pages):
                     if pages[i] != ABSENT:

@@ -109,7 +109,7 @@ def test_a_sampled_token_follows_the_last_known_one(rig: Rig) -> None:
     assert rig.kv.admit([seq])
     batch = rig.kv.batch([seq])
     assert rig.kv.extend(batch, 4)
-    with pytest.raises(UsageError, match="must follow the last known one"):
+    with pytest.raises(UsageError, match=r"must follow the last known one"):
         rig.kv.commit(batch, [7])
     with pytest.raises(UsageError, match=r"shape \[2\] for 1 sequences"):
         rig.kv.commit(batch, [7, 7])
@@ -148,7 +148,7 @@ def test_trim_leaves_at_least_one_token(rig: Rig, num: int) -> None:
 def test_a_state_cannot_rewind(rig: Rig) -> None:
     seq = rig.start(range(6), sample=True)
     rig.kv.trim(seq, 1)  # known, not computed
-    with pytest.raises(UsageError, match="'state' holds a state after 6 tokens.* rewind to 5"):
+    with pytest.raises(UsageError, match=r"'state' holds a state after 6 tokens.* rewind to 5"):
         rig.kv.trim(seq, 1)
     assert (seq.computed, seq.length) == (6, 6)
 
