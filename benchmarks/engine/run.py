@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import GenerationConfig
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import kvtide
 from kvtide.engine import LLM, Loaded, SamplingParams, load_model
@@ -63,16 +63,16 @@ def ways(loaded: Loaded, llm: LLM) -> dict[str, Way]:
         return out[:, ids.shape[1] :].tolist()
 
     def generate_batch(prompts: list[list[int]], num_new: int) -> Answers:
+        # Its manager is kept from call to call: starting one takes seconds.
         out = model.generate_batch(
-            inputs=prompts, generation_config=config(num_new), progress_bar=False
+            inputs=prompts,
+            generation_config=config(num_new),
+            continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=False),
+            persistent_manager=True,
         )
-        return [out[name].generated_tokens for name in sorted(out, key=_number)]
+        return [answer.generated_tokens for answer in out.values()]
 
     return {"kvtide": engine, "generate": generate, "generate_batch": generate_batch}
-
-
-def _number(request: str) -> int:
-    return int(request.rpartition("_")[2])
 
 
 def timed(way: Way, prompts: list[list[int]], num_new: int) -> tuple[float, Answers]:
@@ -84,21 +84,23 @@ def timed(way: Way, prompts: list[list[int]], num_new: int) -> tuple[float, Answ
 def measure(
     contestants: dict[str, Way], prompts: list[list[int]], args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Seconds of every round, and whether the answers agree."""
+    """Seconds of every round, load of the machine before it, and whether the answers agree."""
     seconds: dict[str, dict[str, list[float]]] = {
         name: {"prompts": [], "all": []} for name in contestants
     }
     answers: dict[str, Answers] = {}
+    load: list[float] = []
     for number in range(args.rounds + 1):
+        load.append(os.getloadavg()[0])
         for name, way in contestants.items():
-            first, _ = timed(way, prompts, 1)
             total, answers[name] = timed(way, prompts, args.new_tokens)
+            first, _ = timed(way, prompts, 1)
             if number:  # the first round warms up
                 seconds[name]["prompts"].append(first)
                 seconds[name]["all"].append(total)
             print(f"round {number} {name}: {first:.2f} s + {total - first:.2f} s", file=sys.stderr)
     same = {name: rows == answers["kvtide"] for name, rows in answers.items()}
-    return {"seconds": seconds, "same_tokens_as_kvtide": same}
+    return {"seconds": seconds, "load_before_round": load, "same_tokens_as_kvtide": same}
 
 
 def rates(
@@ -131,7 +133,6 @@ def ratios(found: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
 def machine() -> dict[str, Any]:
     return {
         "cpus": os.cpu_count(),
-        "load_before": os.getloadavg()[0],
         "processor": _processor(),
         "python": platform.python_version(),
         "torch": torch.__version__,

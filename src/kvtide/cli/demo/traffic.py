@@ -67,13 +67,13 @@ FULL = Size(
     answer_tokens=20,
 )
 SHORT = Size(
-    first_chats=12,
+    first_chats=8,
     documents=2,
     questions=3,
-    last_chats=8,
+    last_chats=6,
     system_tokens=160,
     document_tokens=1392,
-    answer_tokens=10,
+    answer_tokens=8,
 )
 
 _EXCERPT_TOKENS = (40, 56, 72)
