@@ -17,6 +17,6 @@ def test_the_example_runs_and_generates_twenty_tokens() -> None:
         return 7
 
     names: dict[str, object] = {"model": model}
-    exec(compile(block, str(README), "exec"), names)  # noqa: S102
+    exec(compile(block, str(README), "exec"), names)
     assert len(seen) == 20
     assert all(set(rows) == {"window_512", "full"} for rows in seen)
