@@ -70,6 +70,11 @@ def test_sinks_are_needed_as_far_as_the_hit_reaches(sinks: int, pattern: str, bl
     assert hit((WindowRule(4, sinks, B), pattern)) == blocks
 
 
+def test_sinks_are_needed_even_where_the_window_reads_no_past() -> None:
+    assert hit((WindowRule(1, 5, B), "x...")) == 1
+    assert hit((WindowRule(1, 5, B), "xx..")) == 4
+
+
 @pytest.mark.parametrize(
     ("pattern", "blocks"), [("....", 0), ("x...", 1), (".x..", 2), ("x..x", 4), ("xxx.", 3)]
 )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.tiny import GRANULE, full, state
 
 from kvtide import KVManager, Layout, MemfdMemory
 from kvtide.testing.engine import FakeEngine
-from tests.tiny import GRANULE, full, state
 
 
 @pytest.mark.parametrize("granules", [9, 10, 12, 13])

@@ -275,14 +275,18 @@ class Eviction:
         """Make ghosts of unpinned leaf runs that have lost every page (layouts without a full
         group).
         """
-        while (
-            node is not None and node.parent is not None and not (node.pins or node.live_children)
-        ):
-            if any(pages.strip(b"\xff") for pages in node.pages):
-                return
+        while node is not None and self.is_bare(node):
             parent = node.parent
             self._tree.haunt(node)
             node = parent
+
+    def is_bare(self, node: Node) -> bool:
+        """Is it an unpinned leaf run without a page? Only where no group keeps every block."""
+        if not self.all_sparse or node.ghost or node.parent is None:
+            return False
+        if node.pins or node.live_children:
+            return False
+        return not any(pages.strip(b"\xff") for pages in node.pages)
 
 
 def _run_rank(node: Node) -> Rank | None:

@@ -188,6 +188,8 @@ class Prefixes:
                 pages = pages_of(upper, g)
                 books.adopt(pages[pages >= 0], upper.slot)
             self.eviction.queue_pages(upper)
+            if self.eviction.is_bare(node):
+                self.tree.haunt(node)  # what is cut off holds nothing, and nobody would look again
         return upper
 
     # -- publishing ----------------------------------------------------------------------------
