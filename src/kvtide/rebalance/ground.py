@@ -104,6 +104,8 @@ class Ground:
         """
         self._note(wanted)
         short = [g for g, pool in enumerate(self._pools) if pool.books.num_free < wanted[g]]
+        if short:
+            self._fences.poll()
         for g in short:
             self._pools[g].books.drain()
         if all(self._pools[g].books.num_free >= wanted[g] for g in short):
