@@ -152,7 +152,7 @@ def decode(name: str, prompts: list[object], steps: int = 2000) -> Row:
 
 
 def bytes_per_page(name: str, block_tokens: int, prompts: list[object], blocks: int) -> float:
-    """Books' bytes per cached page beside the tokens: growth of the heap while the list is served."""
+    """Books' bytes per cached page beside the tokens: what the heap grew by on the list."""
     layout = Layout.from_layers(LAYOUTS[name], block_tokens=block_tokens, max_tokens=8704)
     pages = {g.name: int(blocks * SHARE) for g in layout.groups}
     serve(manager(layout, pages, mode="static", max_sequences=64, max_tokens=8704), prompts[:20])
@@ -171,24 +171,37 @@ def bytes_per_page(name: str, block_tokens: int, prompts: list[object], blocks: 
     return (used - fixed - tokens - ghosts) / cached
 
 
+def request_rows(repeats: int, prompts: list[object], blocks: dict[int, int]) -> list[Row]:
+    """Every layout, block size and mode; medians."""
+    rows: list[Row] = []
+    for name, specs in LAYOUTS.items():
+        for size in (16, 64):
+            for mode in ("static", "elastic") if len(specs) > 1 else ("elastic",):
+                runs = [prefill(name, size, mode, prompts, blocks[size]) for _ in range(repeats)]
+                rows.append(median(runs))
+    return rows
+
+
+def decode_rows(repeats: int) -> list[Row]:
+    """Every layout; medians."""
+    prompts: list[object] = list(workload.decode())
+    return [median([decode(name, prompts) for _ in range(repeats)]) for name in LAYOUTS]
+
+
+def median(runs: list[Row]) -> Row:
+    row = sorted(runs, key=lambda r: r.microseconds)[len(runs) // 2]
+    print_row(row)
+    return row
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Control-plane cost of the books.")
     parser.add_argument("--quick", action="store_true", help="one repetition, write nothing")
     quick: bool = parser.parse_args().quick
     prompts: list[object] = list(workload.prefill())
     blocks = {size: workload.unique_blocks(workload.prefill(), size) for size in (16, 64)}
     repeats = 1 if quick else 3
-    rows: list[Row] = []
-    for name in LAYOUTS:
-        for size in (16, 64):
-            for mode in ("static", "elastic") if len(LAYOUTS[name]) > 1 else ("elastic",):
-                runs = [prefill(name, size, mode, prompts, blocks[size]) for _ in range(repeats)]
-                rows.append(sorted(runs, key=lambda r: r.microseconds)[len(runs) // 2])
-                print_row(rows[-1])
-    for name in LAYOUTS:
-        runs = [decode(name, list(workload.decode())) for _ in range(repeats)]
-        rows.append(sorted(runs, key=lambda r: r.microseconds)[len(runs) // 2])
-        print_row(rows[-1])
+    rows = request_rows(repeats, prompts, blocks) + decode_rows(repeats)
     memory = {
         f"{name}, block {size}": bytes_per_page(name, size, prompts, blocks[size])
         for name in list(LAYOUTS)[:2]

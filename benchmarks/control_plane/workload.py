@@ -1,8 +1,8 @@
 """The request lists of this benchmark: fixed seed, standard library only.
 
-`prefill`: multi-turn conversations over shared system prompts. `decode`: long histories that grow by
-one token a step. The same lists were fed to other engines' managers, so figures can be laid side by
-side.
+`prefill`: multi-turn conversations over shared system prompts. `decode`: long histories that grow
+by one token a step. The same lists were fed to other engines' managers, so figures can be laid side
+by side.
 """
 
 from __future__ import annotations
