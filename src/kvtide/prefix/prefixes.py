@@ -239,12 +239,12 @@ class Prefixes:
     def _fill(self, node: Node, at: int, pages: list[PageArray]) -> None:
         """Give the blocks of `node` from `at` on the caller's pages, or the caller the node's."""
         for g, mine in enumerate(pages):
-            before = node.pages[g]
-            if at == 0 and not _any_present(before):
-                self._books[g].adopt(mine[mine >= 0], node.slot)
-                node.pages[g] = mine.tobytes()
-            else:
+            before, stop = node.pages[g], 4 * (at + len(mine))
+            if _any_present(before[4 * at : stop]):
                 self._merge(node, at, g, mine)
+            else:
+                self._books[g].adopt(mine[mine >= 0], node.slot)
+                node.pages[g] = before[: 4 * at] + mine.tobytes() + before[stop:]
             self._herald.changed(node, g, before, node.pages[g])
 
     def _merge(self, node: Node, at: int, group: int, mine: PageArray) -> None:
