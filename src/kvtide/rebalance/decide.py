@@ -23,13 +23,14 @@ Without it two pools of equal worth would hand the same granule back and forth.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolNeed:
-    """One pool's live demand, in pages of `page_bytes`: what is leased or in flight, and what is
-    asked.
+    """One pool's live demand, in pages of `page_bytes`: what is leased or in flight, what is asked,
+    and what the pool has for it, free or cached.
     """
 
     page_bytes: int
     busy: int
     wanted: int
+    available: int
     floor_granules: int
     limit_pages: int
 
@@ -58,7 +59,7 @@ def refusing_pool(needs: Sequence[PoolNeed], num_granules: int, granule_bytes: i
 
     With movable capacity, admission over all pools is one inequality: the granules that live
     demand needs, summed over the pools, must not exceed the budget. Where it fails, the pool that
-    asks for the most granules is named.
+    lacks the most bytes is named.
     """
     for index, need in enumerate(needs):
         if need.busy + need.wanted > need.limit_pages and need.wanted:
@@ -66,8 +67,8 @@ def refusing_pool(needs: Sequence[PoolNeed], num_granules: int, granule_bytes: i
     demand = [granules_needed(need, granule_bytes) for need in needs]
     if sum(demand) <= num_granules:
         return None
-    asked = [need.wanted * need.page_bytes for need in needs]
-    return int(np.argmax(asked))
+    missing = [(need.wanted - need.available) * need.page_bytes for need in needs]
+    return int(np.argmax(missing))
 
 
 def loss(offer: Offer, page_bytes: int) -> float:

@@ -89,6 +89,7 @@ class Ground:
                 page_bytes=pool.page_bytes,
                 busy=pool.books.num_leased + pool.books.num_in_flight,
                 wanted=wanted[g],
+                available=pool.num_available,
                 floor_granules=self.floors[g] if self.elastic else pool.num_mapped,
                 limit_pages=pool.space.num_pages - 1 if self.elastic else pool.num_usable,
             )
