@@ -217,14 +217,15 @@ class KVManager:
     ) -> None:
         """The step's tokens are computed now, and matchable by whole blocks.
 
-        `tokens`: one sampled id a sequence, known from now on but not computed (-1: none).
-        `accepted`: how many of the step's tokens count, if not all (speculation); the room of the
-        others is given back. Sequences closed meanwhile are passed over.
+        `tokens`: one sampled id a sequence, known from now on but not computed (-1: none), or
+        [sequences, k]: accepted drafts and then the sampled id, padded with -1. `accepted`: how
+        many of the step's tokens count, if not all (speculation); the room of the others is given
+        back. Sequences closed meanwhile are passed over.
         """
         batch = sequences if isinstance(sequences, Batch) else self._remembered(sequences)
         ids = None if tokens is None else np.asarray(tokens, np.int32)
         accepted = accepted if accepted is None else np.asarray(accepted, np.int64)
-        if ids is not None and ids.shape != batch.rows.shape:
+        if ids is not None and (ids.ndim > 2 or ids.shape[:1] != batch.rows.shape):
             raise UsageError(
                 f"tokens have shape {list(ids.shape)} for {len(batch)} sequences; give one each "
                 "(-1: none)"
@@ -246,6 +247,7 @@ class KVManager:
     def fork(self, seq: Sequence) -> Sequence | None:
         """A second sequence with the same tokens on the same pages; whoever writes first copies.
 
+        Fork after commit: between step and commit a live state is ahead of the computed tokens.
         None, and nothing changed, if every row is taken.
         """
         self._require(seq, Status.ADMITTED)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from tests.tiny import Rig, draft, full
+from tests.tiny import Rig, draft, full, state
 
-from kvtide import CapacityError
+from kvtide import CapacityError, UsageError
 from kvtide.types import ABSENT
 
 
@@ -57,3 +58,60 @@ def test_sp_6_look_ahead_slots_missing_from_capacity_or_row_width(specs: tuple) 
     assert a.capacity == capacity + 4
     rig.kv.close([a])
     assert rig.idle()
+
+
+def test_accepted_drafts_become_known_and_computed_in_one_commit() -> None:
+    """Two of three drafts are right: three tokens are computed, a fourth is sampled."""
+    rig = Rig(full(), pages=[16], max_tokens=32)
+    kv = rig.kv
+    pair = [kv.open(list(range(5))), kv.open(list(range(100, 107)))]
+    assert kv.admit(pair)
+    with kv.step(pair, np.array([5, 7])):
+        pass
+    kv.commit(pair, [5, 107])
+    assert kv.extend(pair, 4)  # the newest token and three drafts
+    with kv.step(pair):
+        pass
+    drafts = np.array([[6, 7, 8, -1], [108, -1, -1, -1]])
+    kv.commit(pair, drafts, accepted=np.array([3, 1]))
+    assert [(s.computed, s.length) for s in pair] == [(8, 9), (8, 9)]
+    assert pair[0].tokens.tolist() == list(range(9))
+    assert pair[1].tokens.tolist() == list(range(100, 109))
+    assert [s.capacity for s in pair] == [8, 8]  # the room of rejected drafts is given back
+    kv.check()
+    kv.close(pair)
+    assert kv.open(list(range(9))).hit == 8
+    assert kv.open([0, 1, 2, 3, 4, 5, 6, 7, 99]).hit == 8
+
+
+@pytest.mark.parametrize(
+    ("drafts", "accepted"),
+    [([[6, 7, 8, 9]], 3), ([[6, -1, -1, -1]], 3), ([[-1, -1, -1, -1]], 3)],
+    ids=["one too many", "drafts left out", "nothing known"],
+)
+def test_accepted_tokens_that_do_not_add_up_are_refused(
+    drafts: list[list[int]], accepted: int
+) -> None:
+    """Nothing changes; the same commit with the right ids goes through."""
+    rig = Rig(full(), pages=[16], max_tokens=32)
+    seq = rig.start(range(5), sample=True)
+    assert rig.kv.extend([seq], 4)
+    with rig.kv.step([seq]):
+        pass
+    with pytest.raises(UsageError, match="5 tokens computed|8 tokens computed"):
+        rig.kv.commit([seq], drafts, accepted=accepted)
+    assert (seq.computed, seq.length) == (5, 6)
+    rig.kv.commit([seq], [[6, 7, 8, -1]], accepted=3)
+    assert (seq.computed, seq.length) == (8, 9)
+    rig.kv.check()
+
+
+def test_a_state_cannot_leave_rejected_drafts_out() -> None:
+    """It has absorbed them; the commit is refused and says so."""
+    rig = Rig(full(), state(16, 8), pages=[16, 4], max_tokens=32)
+    seq = rig.start(range(5), sample=True)
+    assert rig.kv.extend([seq], 3)
+    with rig.kv.step([seq]):
+        pass
+    with pytest.raises(UsageError, match="cannot rewind"):
+        rig.kv.commit([seq], [9], accepted=1)

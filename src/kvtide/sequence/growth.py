@@ -157,8 +157,7 @@ class Growth:
             )
         return batch.num_new
 
-    @staticmethod
-    def _checked(accepted: IntArray | int, granted: IntArray | int) -> IntArray | int:
+    def _checked(self, accepted: IntArray | int, granted: IntArray | int) -> IntArray | int:
         counts, limits = np.broadcast_arrays(accepted, granted)
         wrong = np.flatnonzero((counts < 0) | (counts > limits))
         if len(wrong):
@@ -166,6 +165,11 @@ class Growth:
             raise UsageError(
                 f"accepted is {counts.flat[i]}, but {limits.flat[i]} tokens were granted; "
                 "accept 0 to that many"
+            )
+        if self._held.states and np.any(counts != limits):
+            raise UsageError(
+                f"pool {self._held.states[0].pool.name!r} holds a state that has absorbed all tokens "
+                "of the step and cannot rewind; accept all of them"
             )
         return accepted
 
@@ -187,6 +191,8 @@ class Growth:
         """
         table, rows = self._rows, batch.rows
         known = table.length[rows]
+        if tokens is not None and tokens.ndim > 1:
+            return self._write_accepted(batch, computed, tokens)
         if np.count_nonzero(known < computed):
             i = int(np.argmax(computed - known))
             raise UsageError(
@@ -206,3 +212,25 @@ class Growth:
             )
         table.tokens[rows, computed] = tokens
         return rows, computed + 1
+
+    def _write_accepted(
+        self, batch: Batch, computed: IntArray, tokens: TokenArray
+    ) -> tuple[IntArray, IntArray]:
+        """The same for several ids a sequence: accepted drafts, then the sampled one; -1 is none."""
+        table, rows = self._rows, batch.rows
+        given, known = tokens >= 0, table.length[rows]
+        lengths = known + given.sum(axis=1)
+        wrong = np.where(lengths > known, lengths != computed + 1, known < computed)
+        wrong |= lengths > table.max_tokens
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            raise UsageError(
+                f"sequence in row {rows[i]} has {computed[i]} tokens computed and would know "
+                f"{lengths[i]} of at most {table.max_tokens}; give every accepted draft and one "
+                "sampled id, or only -1"
+            )
+        places = known[:, None] + np.cumsum(given, axis=1) - 1
+        table.tokens[np.broadcast_to(rows[:, None], given.shape)[given], places[given]] = tokens[
+            given
+        ]
+        return rows, lengths
