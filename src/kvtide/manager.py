@@ -20,7 +20,7 @@ from kvtide.facts import Snapshot, take_snapshot
 from kvtide.media import Media, MediaIds
 from kvtide.sequence import Answer, Batch, PageCopy, PageTable, Sequence, Status
 from kvtide.tokens import TokenSource, as_tokens
-from kvtide.types import IntArray, Origin, Scope, TokenArray
+from kvtide.types import IntArray, Origin, Scope
 
 if TYPE_CHECKING:
     from kvtide.layout import Layout
@@ -233,7 +233,8 @@ class KVManager:
         if batch.membership != self._parts.ledger.holdings.membership:
             here = np.array(batch.present(), np.bool_)
             if not here.all():
-                batch, ids, accepted = _without_closed(batch, ids, accepted, here)
+                batch, ids = batch.only(here), None if ids is None else ids[here]
+                accepted = accepted[here] if accepted is not None and accepted.ndim else accepted
         if len(batch):
             self._parts.ledger.growth.commit(batch, ids, accepted)
 
@@ -377,25 +378,3 @@ class KVManager:
         if seq.status not in allowed:
             names = " or ".join(status.value for status in allowed)
             raise UsageError(f"the sequence is {seq.status.value}; this needs one that is {names}")
-
-
-def _without_closed(
-    batch: Batch,
-    tokens: TokenArray | None,
-    accepted: IntArray | int | None,
-    here: npt.NDArray[np.bool_],
-) -> tuple[Batch, TokenArray | None, IntArray | int | None]:
-    """The part of a commit that still concerns somebody: a commit for a closed sequence does
-    nothing.
-    """
-    rest = Batch(
-        tuple(s for s, still in zip(batch.sequences, here, strict=True) if still), batch.membership
-    )
-    granted = batch.num_new
-    rest.num_new = granted[here] if isinstance(granted, np.ndarray) else granted
-    batch.num_new = None
-    return (
-        rest,
-        None if tokens is None else tokens[here],
-        accepted[here] if isinstance(accepted, np.ndarray) else accepted,
-    )

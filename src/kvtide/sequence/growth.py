@@ -168,8 +168,8 @@ class Growth:
             )
         if self._held.states and np.any(counts != limits):
             raise UsageError(
-                f"pool {self._held.states[0].pool.name!r} holds a state that has absorbed all tokens "
-                "of the step and cannot rewind; accept all of them"
+                f"pool {self._held.states[0].pool.name!r} holds a state that has absorbed all "
+                "tokens of the step and cannot rewind; accept all of them"
             )
         return accepted
 
@@ -216,7 +216,7 @@ class Growth:
     def _write_accepted(
         self, batch: Batch, computed: IntArray, tokens: TokenArray
     ) -> tuple[IntArray, IntArray]:
-        """The same for several ids a sequence: accepted drafts, then the sampled one; -1 is none."""
+        """The same for several ids a sequence: accepted drafts, then the sampled one; -1: none."""
         table, rows = self._rows, batch.rows
         given, known = tokens >= 0, table.length[rows]
         lengths = known + given.sum(axis=1)

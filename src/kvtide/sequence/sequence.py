@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from kvtide.prefix import Match, Node
@@ -110,3 +112,10 @@ class Batch:
         """Which sequences still are in the stay this batch knows them in."""
         known = zip(self.sequences, self._stays, strict=True)
         return [s.row >= 0 and s.stay == stay for s, stay in known]
+
+    def only(self, here: npt.NDArray[np.bool_]) -> Batch:
+        """A batch of those that are `here`, with their grants; this one's grants end."""
+        rest = Batch(tuple(compress(self.sequences, here.tolist())), self.membership)
+        granted, self.num_new = self.num_new, None
+        rest.num_new = granted[here] if isinstance(granted, np.ndarray) else granted
+        return rest
