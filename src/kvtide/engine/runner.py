@@ -75,7 +75,9 @@ class TorchRunner:
                 self._model.base_model(ids, **given)
                 return tokens
             logits = self._model(ids, logits_to_keep=1, **given).logits[:, -1]
-        tokens[due] = sample(logits[due], Settings.of([rows[i].request for i in due]))
+        if len(due) < len(rows):  # picking all rows would only copy them: 1 MB each
+            logits = logits[due]
+        tokens[due] = sample(logits, Settings.of([rows[i].request for i in due]))
         return tokens
 
 
