@@ -220,7 +220,8 @@ class KVManager:
         `tokens`: one sampled id a sequence, known from now on but not computed (-1: none), or
         [sequences, k]: accepted drafts and then the sampled id, padded with -1. `accepted`: how
         many of the step's tokens count, if not all (speculation); the room of the others is given
-        back. Sequences closed meanwhile are passed over.
+        back, and a live state page must hold the state after the accepted ones. Sequences closed
+        meanwhile are passed over.
         """
         batch = sequences if isinstance(sequences, Batch) else self._remembered(sequences)
         ids = None if tokens is None else np.asarray(tokens, np.int32)

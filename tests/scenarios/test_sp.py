@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.tiny import Rig, draft, full, state
+from tests.tiny import Rig, draft, full
 
 from kvtide import CapacityError, UsageError
 from kvtide.types import ABSENT
@@ -104,14 +104,3 @@ def test_accepted_tokens_that_do_not_add_up_are_refused(
     rig.kv.commit([seq], [[6, 7, 8, -1]], accepted=3)
     assert (seq.computed, seq.length) == (8, 9)
     rig.kv.check()
-
-
-def test_a_state_cannot_leave_rejected_drafts_out() -> None:
-    """It has absorbed them; the commit is refused and says so."""
-    rig = Rig(full(), state(16, 8), pages=[16, 4], max_tokens=32)
-    seq = rig.start(range(5), sample=True)
-    assert rig.kv.extend([seq], 3)
-    with rig.kv.step([seq]):
-        pass
-    with pytest.raises(UsageError, match="cannot rewind"):
-        rig.kv.commit([seq], [9], accepted=1)

@@ -157,7 +157,8 @@ class Growth:
             )
         return batch.num_new
 
-    def _checked(self, accepted: IntArray | int, granted: IntArray | int) -> IntArray | int:
+    @staticmethod
+    def _checked(accepted: IntArray | int, granted: IntArray | int) -> IntArray | int:
         counts, limits = np.broadcast_arrays(accepted, granted)
         wrong = np.flatnonzero((counts < 0) | (counts > limits))
         if len(wrong):
@@ -165,11 +166,6 @@ class Growth:
             raise UsageError(
                 f"accepted is {counts.flat[i]}, but {limits.flat[i]} tokens were granted; "
                 "accept 0 to that many"
-            )
-        if self._held.states and np.any(counts != limits):
-            raise UsageError(
-                f"pool {self._held.states[0].pool.name!r} holds a state that has absorbed all "
-                "tokens of the step and cannot rewind; accept all of them"
             )
         return accepted
 
