@@ -2,6 +2,7 @@
 
     python benchmarks/control_plane/run.py            # the table, and results.json beside this file
     python benchmarks/control_plane/run.py --quick    # one repetition, nothing written
+    python benchmarks/control_plane/run.py --snapshots 400    # full + state, so many state pages
 
 Everything real is switched on: matching over all lifetimes, eviction, ghosts, window retirement,
 state snapshots and (mode elastic) capacity moving between the pools.
@@ -97,10 +98,19 @@ def serve(kv: kvtide.KVManager, prompts: list[object]) -> tuple[int, int]:
     return hit, total
 
 
-def prefill(name: str, block_tokens: int, mode: str, prompts: list[object], blocks: int) -> Row:
-    """2,000 requests under eviction."""
+def prefill(
+    name: str,
+    block_tokens: int,
+    mode: str,
+    prompts: list[object],
+    blocks: int,
+    *,
+    snapshots: int | None = None,
+) -> Row:
+    """2,000 requests under eviction; `snapshots` state pages at the start, by default a share."""
     layout = Layout.from_layers(LAYOUTS[name], block_tokens=block_tokens, max_tokens=8704)
-    snapshots = int(blocks * block_tokens / 512 * SHARE)
+    if snapshots is None:
+        snapshots = int(blocks * block_tokens / 512 * SHARE)
     pages = {g.name: snapshots if g.is_state else int(blocks * SHARE) for g in layout.groups}
     kv = manager(layout, pages, mode=mode, max_sequences=64, max_tokens=8704)
     gc.collect()
@@ -197,9 +207,16 @@ def median(runs: list[Row]) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Control-plane cost of the books.")
     parser.add_argument("--quick", action="store_true", help="one repetition, write nothing")
-    quick: bool = parser.parse_args().quick
+    parser.add_argument("--snapshots", type=int, help="only full + state, with so many state pages")
+    arguments = parser.parse_args()
+    quick: bool = arguments.quick
     prompts: list[object] = list(workload.prefill())
     blocks = {size: workload.unique_blocks(workload.prefill(), size) for size in (16, 64)}
+    if arguments.snapshots is not None:
+        for mode in ("static", "elastic"):
+            name = "full + state every 512"
+            print_row(prefill(name, 16, mode, prompts, blocks[16], snapshots=arguments.snapshots))
+        return
     repeats = 1 if quick else 3
     rows = request_rows(repeats, prompts, blocks) + decode_rows(repeats)
     memory = {

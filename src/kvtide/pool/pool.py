@@ -34,7 +34,6 @@ class Pool:
         self.books = PageBooks(self.space.num_pages, fences)
         self.mapped = np.zeros(budget.num_granules, np.bool_)
         self.num_mapped = 0
-        self.num_moved_in = 0
         self._handles = np.full(budget.num_granules, -1, np.int64)
         self._budget = budget
         self.events: Sink | None = None
@@ -61,7 +60,6 @@ class Pool:
         self.mapped[granules] = True
         self._handles[granules] = handles
         self.num_mapped += len(granules)
-        self.num_moved_in += len(granules)
         whole = self.space.complete(self.space.touching(granules), self.mapped)
         self.books.create(whole[~self.books.exists[whole]])
         self._announce(self.num_mapped - len(granules))
