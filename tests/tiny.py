@@ -33,7 +33,7 @@ def state(num: int = 64, interval: int = 8) -> StateSpec:
 
 
 def draft(look_ahead: int = 3, dim: int = 8) -> DraftSpec:
-    return DraftSpec(kv_heads=1, head_dim=dim, dtype="float32", look_ahead=look_ahead)
+    return DraftSpec(FullSpec(kv_heads=1, head_dim=dim, dtype="float32"), look_ahead)
 
 
 def indexer(dim: int = 16) -> IndexerSpec:

@@ -39,7 +39,7 @@ LAYOUTS: dict[str, dict[int, Spec | tuple[Spec, ...]]] = {
     "state": {0: state(64)},
     "full+mirror": {
         0: full(8),
-        1: DraftSpec(kv_heads=1, head_dim=4, dtype="float32", look_ahead=3),
+        1: DraftSpec(FullSpec(kv_heads=1, head_dim=4, dtype="float32"), look_ahead=3),
     },
     "full+large state": {0: full(8), 1: state(3000)},
     "three odd sizes": {0: full(24), 1: state(300), 2: window(40, 20)},

@@ -72,7 +72,7 @@ def test_bytes_of_each_kind_of_layer() -> None:
     # Its indexer at fp8: 128 keys and one fp32 scale.
     fp8 = IndexerSpec(dim=128, dtype="float8_e4m3fn", scale_bytes=4)
     assert fp8.bytes_per_token == 132
-    draft = DraftSpec(kv_heads=2, head_dim=8, dtype="float32", look_ahead=3)
+    draft = DraftSpec(FullSpec(kv_heads=2, head_dim=8, dtype="float32"), look_ahead=3)
     assert draft.bytes_per_token == 128
 
 
@@ -177,7 +177,7 @@ def test_an_indexer_window_is_normalised_too() -> None:
         (lambda: StateSpec(buffers=(), interval_tokens=16), ["buffers"]),
         (lambda: Buffer("conv", (4, 0), "float32"), ["shape", "conv", "(4, 0)"]),
         (
-            lambda: DraftSpec(kv_heads=1, head_dim=8, dtype="int8", look_ahead=-1),
+            lambda: DraftSpec(FullSpec(kv_heads=1, head_dim=8, dtype="int8"), look_ahead=-1),
             ["look_ahead", "-1"],
         ),
         (lambda: Layout.from_layers({}, block_tokens=16), ["layers", "empty"]),

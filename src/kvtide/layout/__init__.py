@@ -1,10 +1,11 @@
 """Model layers -> layer groups -> pages: pure arithmetic, no bytes and no torch."""
 
+from kvtide.layout.buffer import ITEM_BYTES, Buffer
 from kvtide.layout.grouping import ALIGN_BYTES, LayerGroup, Layout
 from kvtide.layout.lifetime import Full, Lifetime, Mirror, Span, State, Window, needed_blocks
+from kvtide.layout.parallel import Parallel, Speculative
 from kvtide.layout.spec import (
-    ITEM_BYTES,
-    Buffer,
+    CompressedSpec,
     DraftSpec,
     FullSpec,
     IndexerSpec,
@@ -18,6 +19,7 @@ __all__ = [
     "ALIGN_BYTES",
     "ITEM_BYTES",
     "Buffer",
+    "CompressedSpec",
     "DraftSpec",
     "Full",
     "FullSpec",
@@ -27,8 +29,10 @@ __all__ = [
     "Layout",
     "Lifetime",
     "Mirror",
+    "Parallel",
     "Span",
     "Spec",
+    "Speculative",
     "State",
     "StateSpec",
     "Window",

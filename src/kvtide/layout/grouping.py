@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvtide.errors import ConfigError
+from kvtide.layout.buffer import Buffer
 from kvtide.layout.lifetime import Lifetime, State, require_positive
-from kvtide.layout.spec import Buffer, Spec, without_idle_window
+from kvtide.layout.spec import Spec, ratio_of, whole_or_float, without_idle_window
 from kvtide.types import align_up
 
 if TYPE_CHECKING:
@@ -16,15 +17,17 @@ if TYPE_CHECKING:
 ALIGN_BYTES = 16
 """Every buffer starts at a multiple of this inside a page, as vector loads want it."""
 
-_GroupKey: TypeAlias = tuple[str, Lifetime, tuple[Buffer, ...]]
+_GroupKey: TypeAlias = tuple[str, Lifetime, tuple[Buffer, ...], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGroup:
     """Layers with the same page layout and lifetime; they share one page table.
 
-    A page is page-major: `[layer][buffer][token]...`, each buffer padded to `ALIGN_BYTES`. In a
-    state group a page is one state: `[layer][buffer]`. `layers` are the model's layer indices.
+    A page is page-major: `[layer][buffer][entry]...`, each buffer padded to `ALIGN_BYTES`. An
+    entry is a token, or what stands for `ratio` tokens; `context` ranks hold equal shares of the
+    entries of every block, and a page is one rank's share. In a state group a page is one state:
+    `[layer][buffer]`. `layers` are the model's layer indices.
     """
 
     name: str
@@ -32,10 +35,20 @@ class LayerGroup:
     layers: tuple[int, ...]
     buffers: tuple[Buffer, ...]
     block_tokens: int
+    ratio: int = 1
+    context: int = 1
 
     def __post_init__(self) -> None:
         """Refuse groups without layers, buffers or tokens, and doubled layers or buffers."""
         require_positive("block_tokens", self.block_tokens)
+        require_positive("ratio", self.ratio)
+        require_positive("context", self.context)
+        if not self.is_state and self.block_tokens % (self.ratio * self.context):
+            raise ConfigError(
+                f"block_tokens is {self.block_tokens}, but group {self.name!r} folds {self.ratio} "
+                f"tokens into an entry and shares blocks among {self.context} ranks; "
+                f"use a multiple of {self.ratio * self.context}"
+            )
         names = tuple(buffer.name for buffer in self.buffers)
         for field, values in (("layers", self.layers), ("buffers", names)):
             if not values or len(set(values)) != len(values):
@@ -54,9 +67,17 @@ class LayerGroup:
         return len(self.layers) * self._layer_bytes
 
     @property
-    def bytes_per_token(self) -> int | None:
-        """Bytes of one token over all layers of the group, padding excluded; None for state."""
-        return None if self.is_state else self._payload_bytes
+    def entries(self) -> int:
+        """Entries of every buffer in a page; 1 in a state group."""
+        return 1 if self.is_state else self.block_tokens // (self.ratio * self.context)
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Bytes that one token adds on this rank, over all layers of the group and on average,
+        padding excluded; an int where that is whole, None for state."""
+        if self.is_state:
+            return None
+        return whole_or_float(self._payload_bytes, self.ratio * self.context)
 
     @property
     def bytes_per_state(self) -> int | None:
@@ -87,8 +108,7 @@ class LayerGroup:
         return sum(self._padded(buffer) for buffer in self.buffers)
 
     def _padded(self, buffer: Buffer) -> int:
-        tokens = 1 if self.is_state else self.block_tokens
-        return align_up(tokens * buffer.bytes, ALIGN_BYTES)
+        return align_up(self.entries * buffer.bytes, ALIGN_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +126,12 @@ class Layout:
             raise ConfigError(f"groups are {names}; give at least one, each with its own name")
         for group in self.groups:
             self._require_on_grid(group)
+        folding = [group.name for group in self.groups if group.ratio > 1]
+        if folding and not any(group.is_state for group in self.groups):
+            raise ConfigError(
+                f"groups {', '.join(folding)} fold several tokens into an entry, but no group "
+                "keeps the tokens that are not folded yet; add a StateSpec for them"
+            )
 
     @classmethod
     def from_layers(
@@ -114,11 +140,13 @@ class Layout:
         *,
         block_tokens: int,
         max_tokens: int | None = None,
+        context: int = 1,
     ) -> Layout:
-        """Group the layers of a model, given what each of them stores.
+        """Group the layers of a model, given what each of them stores on one rank.
 
         A window that no sequence of `max_tokens` tokens can outgrow is full attention, so its
-        layers join that group. Groups come in the order of their first layer. Raises ConfigError.
+        layers join that group. `context` ranks share the tokens of every block. Groups come in
+        the order of their first layer. Raises ConfigError.
         """
         if max_tokens is not None:
             require_positive("max_tokens", max_tokens)
@@ -129,14 +157,20 @@ class Layout:
             specs = layers[layer]
             for spec in specs if isinstance(specs, tuple) else (specs,):
                 plain = without_idle_window(spec, max_tokens)
-                key = (plain.kind, plain.lifetime, plain.buffers)
+                key = (plain.kind, plain.lifetime, plain.buffers, ratio_of(plain))
                 members.setdefault(key, []).append(layer)
-        return cls(block_tokens=block_tokens, groups=_name_groups(members, block_tokens))
+        groups = _name_groups(members, block_tokens, context)
+        return cls(block_tokens=block_tokens, groups=groups)
 
     @property
-    def bytes_per_token(self) -> int:
+    def bytes_per_token(self) -> float:
         """Bytes of one token over all groups that store tokens, padding excluded."""
         return sum(group.bytes_per_token or 0 for group in self.groups)
+
+    @property
+    def bytes_per_state(self) -> int:
+        """Bytes of one state of a sequence over all groups that store states."""
+        return sum(group.bytes_per_state or 0 for group in self.groups)
 
     def group(self, name: str) -> LayerGroup:
         """The group of that name; ConfigError if there is none."""
@@ -161,11 +195,11 @@ class Layout:
 
 
 def _name_groups(
-    members: Mapping[_GroupKey, list[int]], block_tokens: int
+    members: Mapping[_GroupKey, list[int]], block_tokens: int, context: int
 ) -> tuple[LayerGroup, ...]:
     seen: dict[str, int] = {}
     groups: list[LayerGroup] = []
-    for (kind, lifetime, buffers), layers in members.items():
+    for (kind, lifetime, buffers, ratio), layers in members.items():
         seen[kind] = seen.get(kind, 0) + 1
         name = kind if seen[kind] == 1 else f"{kind}_{seen[kind]}"
         groups.append(
@@ -175,6 +209,8 @@ def _name_groups(
                 layers=tuple(layers),
                 buffers=buffers,
                 block_tokens=block_tokens,
+                ratio=ratio,
+                context=1 if isinstance(lifetime, State) else context,
             )
         )
     return tuple(groups)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kvtide.errors import ConfigError
+from kvtide.layout.buffer import INLINE_SCALES, Buffer, stored, whole
 from kvtide.layout.lifetime import (
     Full,
     Lifetime,
@@ -17,57 +17,19 @@ from kvtide.layout.lifetime import (
     require_positive,
 )
 
-ITEM_BYTES: dict[str, int] = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int32": 4,
-    "int8": 1,
-    "uint8": 1,
-}
-"""Bytes per element of every dtype a buffer may have, by its torch name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """One tensor of one layer in a page.
-
-    `shape` is the shape per token (or of the whole state, in a state group); `dtype` a key of
-    `ITEM_BYTES`. Raises ConfigError for an unknown dtype or a size below 1.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    def __post_init__(self) -> None:
-        """Refuse unknown dtypes and empty shapes."""
-        if self.dtype not in ITEM_BYTES:
-            known = ", ".join(ITEM_BYTES)
-            raise ConfigError(f"dtype of {self.name!r} is {self.dtype!r}; use one of {known}")
-        for size in self.shape:
-            if size < 1:
-                raise ConfigError(
-                    f"shape of {self.name!r} is {self.shape}; every size must be >= 1"
-                )
-
-    @property
-    def bytes(self) -> int:
-        """Bytes per token, or per state in a state group."""
-        return prod(self.shape) * ITEM_BYTES[self.dtype]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullSpec:
-    """Keys and values of full attention; `v_head_dim` defaults to `head_dim`."""
+    """Keys and values of full attention; `v_head_dim` defaults to `head_dim`.
+
+    `is_tied`: the keys are the values too, and are stored once.
+    """
 
     kv_heads: int
     head_dim: int
     dtype: str
     v_head_dim: int | None = None
+    is_tied: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes below 1 and unknown dtypes."""
@@ -85,7 +47,7 @@ class FullSpec:
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """`key [kv_heads, head_dim]` and `value [kv_heads, v_head_dim]` per token."""
+        """`key [kv_heads, head_dim]` and `value [kv_heads, v_head_dim]` per token, and scales."""
         return _key_value(self)
 
     @property
@@ -96,7 +58,10 @@ class FullSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSpec:
-    """Keys and values of sliding-window attention over `window` tokens, itself included."""
+    """Keys and values of sliding-window attention over `window` tokens, itself included.
+
+    `is_tied`: the keys are the values too, and are stored once.
+    """
 
     window: int
     sinks: int = 0
@@ -104,6 +69,7 @@ class WindowSpec:
     head_dim: int
     dtype: str
     v_head_dim: int | None = None
+    is_tied: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes below 1, negative sinks and unknown dtypes."""
@@ -123,7 +89,7 @@ class WindowSpec:
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """`key [kv_heads, head_dim]` and `value [kv_heads, v_head_dim]` per token."""
+        """`key [kv_heads, head_dim]` and `value [kv_heads, v_head_dim]` per token, and scales."""
         return _key_value(self)
 
     @property
@@ -138,12 +104,16 @@ class WindowSpec:
             head_dim=self.head_dim,
             dtype=self.dtype,
             v_head_dim=self.v_head_dim,
+            is_tied=self.is_tied,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSpec:
-    """Multi-head latent attention: a compressed latent and a shared rotary key per token."""
+    """Multi-head latent attention: a compressed latent and a shared rotary key per token.
+
+    `rope_dim` 0 is attention without positions. `dtype` may also be `INLINE_SCALES`.
+    """
 
     rank: int
     rope_dim: int
@@ -152,7 +122,7 @@ class LatentSpec:
     def __post_init__(self) -> None:
         """Refuse sizes below 1 and unknown dtypes."""
         require_positive("rank", self.rank)
-        require_positive("rope_dim", self.rope_dim)
+        require_not_negative("rope_dim", self.rope_dim)
         _ = self.buffers
 
     @property
@@ -167,11 +137,12 @@ class LatentSpec:
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """`latent [rank]` and `rope [rope_dim]` per token."""
-        return (
-            Buffer("latent", (self.rank,), self.dtype),
-            Buffer("rope", (self.rope_dim,), self.dtype),
-        )
+        """`latent [rank]` and `rope [rope_dim]` per token; one `latent` in bytes if inline."""
+        if self.dtype == INLINE_SCALES:
+            scales = 4 * whole("latent", self.rank, 128)
+            return (Buffer("latent", (self.rank + scales + 2 * self.rope_dim,), "uint8"),)
+        latent = stored("latent", (self.rank,), self.dtype)
+        return latent + (stored("rope", (self.rope_dim,), self.dtype) if self.rope_dim else ())
 
     @property
     def bytes_per_token(self) -> int:
@@ -180,18 +151,61 @@ class LatentSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedSpec:
+    """Keys and values of several tokens folded into one entry, as in DeepSeek-V4.
+
+    An entry [dim] stands for `ratio` tokens, and is key and value at once.
+    """
+
+    dim: int
+    ratio: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1 and unknown dtypes."""
+        require_positive("dim", self.dim)
+        require_positive("ratio", self.ratio)
+        _ = self.buffers
+
+    @property
+    def kind(self) -> str:
+        """Name of the layer groups made of this spec."""
+        return f"compressed_{self.ratio}"
+
+    @property
+    def lifetime(self) -> Lifetime:
+        """Every entry, always."""
+        return Full()
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """`compressed [dim]` per entry."""
+        return stored("compressed", (self.dim,), self.dtype)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes one token takes in one layer."""
+        return whole_or_float(_sum_bytes(self.buffers), self.ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerSpec:
-    """Indexer keys of sparse attention, with `scale_bytes` of scales per token if quantised."""
+    """Indexer keys of sparse attention, with `scale_bytes` of scales per key if quantised.
+
+    A key stands for `ratio` tokens.
+    """
 
     dim: int
     dtype: str
     scale_bytes: int = 0
     window: int | None = None
+    ratio: int = 1
 
     def __post_init__(self) -> None:
         """Refuse sizes below 1 and unknown dtypes."""
         require_positive("dim", self.dim)
         require_not_negative("scale_bytes", self.scale_bytes)
+        require_positive("ratio", self.ratio)
         if self.window is not None:
             require_positive("window", self.window)
         _ = self.buffers
@@ -208,20 +222,20 @@ class IndexerSpec:
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """`index_key [dim]` and, if there are scales, `index_scale [scale_bytes]` per token."""
+        """`index_key [dim]` and, if there are scales, `index_scale [scale_bytes]` per key."""
         keys = (Buffer("index_key", (self.dim,), self.dtype),)
         if not self.scale_bytes:
             return keys
         return (*keys, Buffer("index_scale", (self.scale_bytes,), "uint8"))
 
     @property
-    def bytes_per_token(self) -> int:
+    def bytes_per_token(self) -> float:
         """Bytes one token takes in one layer."""
-        return _sum_bytes(self.buffers)
+        return whole_or_float(_sum_bytes(self.buffers), self.ratio)
 
     def without_window(self) -> IndexerSpec:
         """The same indexer keys kept for every token."""
-        return IndexerSpec(dim=self.dim, dtype=self.dtype, scale_bytes=self.scale_bytes)
+        return replace(self, window=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,24 +270,26 @@ class StateSpec:
         return _sum_bytes(self.buffers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DraftSpec:
-    """Keys and values of a speculative drafter that runs `look_ahead` tokens ahead."""
+    """What a layer of a speculative drafter stores, which runs `look_ahead` tokens ahead."""
 
-    kv_heads: int
-    head_dim: int
-    dtype: str
+    of: FullSpec | LatentSpec | IndexerSpec
     look_ahead: int
 
     def __post_init__(self) -> None:
-        """Refuse sizes below 1, a negative look-ahead and unknown dtypes."""
+        """Refuse a negative look-ahead, and indexers with windows or ratios of their own."""
         require_not_negative("look_ahead", self.look_ahead)
-        _require_heads(self)
+        if isinstance(self.of, IndexerSpec) and (self.of.window is not None or self.of.ratio > 1):
+            raise ConfigError(
+                f"a drafter's indexer has window {self.of.window} and ratio {self.of.ratio}; "
+                "a mirror keeps a key of every token"
+            )
 
     @property
     def kind(self) -> str:
         """Name of the layer groups made of this spec."""
-        return "mirror"
+        return "mirror_indexer" if isinstance(self.of, IndexerSpec) else "mirror"
 
     @property
     def lifetime(self) -> Lifetime:
@@ -282,16 +298,23 @@ class DraftSpec:
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """`key` and `value`, both `[kv_heads, head_dim]` per token."""
-        return _key_value(self)
+        """Those of the layer it is."""
+        return self.of.buffers
 
     @property
-    def bytes_per_token(self) -> int:
+    def bytes_per_token(self) -> float:
         """Bytes one token takes in one layer."""
-        return _sum_bytes(self.buffers)
+        return self.of.bytes_per_token
 
 
-Spec: TypeAlias = FullSpec | WindowSpec | LatentSpec | IndexerSpec | StateSpec | DraftSpec
+Spec: TypeAlias = (
+    FullSpec | WindowSpec | LatentSpec | CompressedSpec | IndexerSpec | StateSpec | DraftSpec
+)
+
+
+def ratio_of(spec: Spec) -> int:
+    """Tokens that one stored entry of this spec stands for."""
+    return spec.ratio if isinstance(spec, CompressedSpec | IndexerSpec) else 1
 
 
 def without_idle_window(spec: Spec, max_tokens: int | None) -> Spec:
@@ -303,24 +326,32 @@ def without_idle_window(spec: Spec, max_tokens: int | None) -> Spec:
     return spec.without_window()
 
 
-def _value_dim(spec: FullSpec | WindowSpec | DraftSpec) -> int:
-    if isinstance(spec, DraftSpec) or spec.v_head_dim is None:
-        return spec.head_dim
-    return spec.v_head_dim
+def whole_or_float(amount: int, parts: int) -> float:
+    """`amount / parts`, an int where that is whole: sizes stay exact as far as they can."""
+    return amount / parts if amount % parts else amount // parts
 
 
-def _require_heads(spec: FullSpec | WindowSpec | DraftSpec) -> None:
+def _value_dim(spec: FullSpec | WindowSpec) -> int:
+    return spec.head_dim if spec.v_head_dim is None else spec.v_head_dim
+
+
+def _require_heads(spec: FullSpec | WindowSpec) -> None:
     require_positive("kv_heads", spec.kv_heads)
     require_positive("head_dim", spec.head_dim)
     require_positive("v_head_dim", _value_dim(spec))
+    if spec.is_tied and _value_dim(spec) != spec.head_dim:
+        raise ConfigError(
+            f"keys that are values too have head_dim {spec.head_dim} and v_head_dim "
+            f"{spec.v_head_dim}; leave v_head_dim out"
+        )
     _ = spec.buffers  # their construction checks the dtype
 
 
-def _key_value(spec: FullSpec | WindowSpec | DraftSpec) -> tuple[Buffer, ...]:
-    return (
-        Buffer("key", (spec.kv_heads, spec.head_dim), spec.dtype),
-        Buffer("value", (spec.kv_heads, _value_dim(spec)), spec.dtype),
-    )
+def _key_value(spec: FullSpec | WindowSpec) -> tuple[Buffer, ...]:
+    keys = stored("key", (spec.kv_heads, spec.head_dim), spec.dtype)
+    if spec.is_tied:
+        return keys
+    return keys + stored("value", (spec.kv_heads, _value_dim(spec)), spec.dtype)
 
 
 def _sum_bytes(buffers: tuple[Buffer, ...]) -> int:
