@@ -20,6 +20,7 @@ from kvtide.rebalance import Ground
 from kvtide.sequence import Holdings, Ledger, PageTable
 from kvtide.sequence.groups import FullGroup, StateGroup, WindowGroup
 from kvtide.sequence.rows import Rows
+from kvtide.sizing import granules_by_share, least_pages
 from kvtide.types import ceil_div
 
 if TYPE_CHECKING:
@@ -148,19 +149,6 @@ def _prefixes(layout: Layout, books: list[GroupBooks], options: Options) -> Pref
     return Prefixes(tree, [g.books for g in books], rules, partial=partial, herald=herald)
 
 
-def _least_pages(group: LayerGroup, max_tokens: int) -> int:
-    """Most pages one sequence of `max_tokens` tokens holds while it decodes token by token."""
-    blocks = ceil_div(max_tokens, group.block_tokens)
-    match group.lifetime:
-        case State():
-            return 2
-        case Window(tokens, sinks):
-            rule = WindowRule(tokens, sinks, group.block_tokens)
-            return min(blocks, rule.max_blocks + rule.sink_blocks)
-        case _:
-            return blocks
-
-
 def _table(group: LayerGroup, rows: Rows, options: Options) -> PageTable:
     width = 1 if group.is_state else rows.max_blocks
     return PageTable(len(rows.length), width, rows.block_tokens, options.tables.get(group.name))
@@ -175,7 +163,7 @@ def _start_granules(
     size, total = memory.granule_bytes, memory.num_granules
     least: dict[str, int] = {}
     for group in groups:
-        pages = max(_least_pages(group, rows.max_tokens), options.floor_pages.get(group.name, 0))
+        pages = max(least_pages(group, rows.max_tokens), options.floor_pages.get(group.name, 0))
         least[group.name] = ceil_div((1 + pages) * group.page_bytes, size)
     need = sum(least.values())
     if need > total:
@@ -187,22 +175,12 @@ def _start_granules(
             "max_tokens"
         )
     if options.pool_ratio is not None:
-        shares = _shares(options.pool_ratio, total)
+        shares = granules_by_share(options.pool_ratio, total)
         _require_least(shares, least, options.floor_pages, size)
         return shares
     if options.mode == "static":
-        return _shares({n: g / need for n, g in least.items()}, total)
+        return granules_by_share({n: g / need for n, g in least.items()}, total)
     return {g.name: ceil_div(g.page_bytes, size) for g in groups}
-
-
-def _shares(ratio: Mapping[str, float], total: int) -> dict[str, int]:
-    """`total` granules split by `ratio`, what rounding leaves going to the largest shares."""
-    shares = {name: int(share * total + _ROUNDING) for name, share in ratio.items()}
-    for name, _ in sorted(ratio.items(), key=lambda kv: (-kv[1], kv[0]))[
-        : total - sum(shares.values())
-    ]:
-        shares[name] += 1
-    return shares
 
 
 def _require_least(
@@ -217,7 +195,3 @@ def _require_least(
                 f"max_tokens{floor} needs {least[name] * size:,}; raise its share to "
                 f"{least[name] / total:.4f} or more, or lower max_tokens"
             )
-
-
-_ROUNDING = 1e-9
-"""Granules: a share that is whole but for floating point loses nothing."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kvtide.sizing import window_blocks
 from kvtide.types import ceil_div
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class WindowRule:
     @property
     def max_blocks(self) -> int:
         """Most blocks the window can touch at once, over all alignments, without the sinks."""
-        return (self.tokens - 2) // self.block_tokens + 2
+        return window_blocks(self.tokens, self.block_tokens)
 
     def usable(self, present: BoolArray) -> BoolArray:
         """Boolean [blocks + 1]: may a hit end after b blocks, given which window pages are

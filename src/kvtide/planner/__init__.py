@@ -1,0 +1,1 @@
+"""What a model needs of memory before it is launched: pools, splits and capacity, as arithmetic."""
