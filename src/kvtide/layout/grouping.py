@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, TypeAlias
 from kvtide.errors import ConfigError
 from kvtide.layout.buffer import Buffer
 from kvtide.layout.lifetime import Lifetime, State, require_positive
+from kvtide.layout.parallel import Parallel
 from kvtide.layout.spec import Spec, ratio_of, whole_or_float, without_idle_window
 from kvtide.types import align_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from kvtide.layout.parallel import Speculative
 
 ALIGN_BYTES = 16
 """Every buffer starts at a multiple of this inside a page, as vector loads want it."""
@@ -161,6 +164,50 @@ class Layout:
                 members.setdefault(key, []).append(layer)
         groups = _name_groups(members, block_tokens, context)
         return cls(block_tokens=block_tokens, groups=groups)
+
+    @classmethod
+    def from_config(  # noqa: PLR0913 (keywords only: what a server is started with)
+        cls,
+        config: object,
+        *,
+        block_tokens: int,
+        kv_dtype: str | None = None,
+        index_dtype: str | None = None,
+        state_dtype: str | None = None,
+        parallel: Parallel | None = None,
+        speculative: Speculative | None = None,
+        max_tokens: int | None = None,
+        state_interval: int | None = None,
+    ) -> Layout:
+        """What one rank caches of the model that a configuration describes.
+
+        `config` is a dict, the path of a config.json or its folder, or a configuration object of
+        transformers. `kv_dtype` (default: the configuration's) is that of keys, values and latents:
+        a float, `fp8`, `int8`, `int4` or `nvfp4` with their scales, or `fp8_ds_mla`; `index_dtype`
+        that of indexer keys (default: `fp8` with scales where DeepSeek's kernels want it, else as
+        computed); `state_dtype` that of recurrent states (default: the configuration's, else the
+        family's). `speculative` adds a drafter, `max_tokens` is as in `from_layers`, and
+        `state_interval` (default: about 256, a multiple of `block_tokens`) is how often a state
+        may be kept. Raises ConfigError naming the field that is missing, contradictory or unknown:
+        nothing is guessed.
+        """
+        from kvtide.layout import reading  # noqa: PLC0415 (it makes layouts of what it reads)
+
+        fields = reading.read_fields(config)
+        require_positive("block_tokens", block_tokens)
+        storage = reading.storage_of(
+            fields,
+            block_tokens=block_tokens,
+            kv_dtype=kv_dtype,
+            index_dtype=index_dtype,
+            state_dtype=state_dtype,
+            state_interval=state_interval,
+        )
+        spread = parallel or Parallel()
+        layers = reading.layers_of(fields, storage, spread, speculative)
+        return cls.from_layers(
+            layers, block_tokens=block_tokens, max_tokens=max_tokens, context=spread.context
+        )
 
     @property
     def bytes_per_token(self) -> float:
