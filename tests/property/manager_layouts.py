@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 from tests.tiny import GRANULE, draft, full, state, window
 
 from kvtide import ConfigError, KVManager, Layout, NullMemory, Scope
+from kvtide.layout import CompressedSpec, IndexerSpec
 
 BLOCK = 4
 MAX_TOKENS = 40
@@ -25,7 +26,17 @@ LAYOUTS: dict[str, tuple[Any, ...]] = {
     "two states": (full(40), state(500), state(300, interval=16)),
     "pages that do not divide a granule": (full(52), window(9, dim=100), state(300, interval=4)),
     "pages larger than a granule": (full(200), state(3000), window(6, dim=140)),
+    "entries of several tokens": (
+        window(8, dim=48),
+        CompressedSpec(dim=190, ratio=2, dtype="float32"),
+        IndexerSpec(dim=300, ratio=4, dtype="float32"),
+        state(300, interval=4),
+    ),
+    "shares of two ranks": (full(96), window(10, dim=100)),
 }
+
+CONTEXT = {"shares of two ranks": 2}
+"""Ranks that share the tokens of a block, where they are several."""
 
 PROMPTS = st.tuples(st.integers(0, 8), st.integers(0, 36), st.integers(0, 99))
 """(which known text, how much of it, seed of the rest)"""

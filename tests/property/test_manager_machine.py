@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 from tests.property.manager_layouts import (
     BASES,
     BLOCK,
+    CONTEXT,
     LAYOUTS,
     MAX_SEQUENCES,
     MAX_TOKENS,
@@ -53,12 +54,15 @@ class ManagerMachine(RuleBasedStateMachine):
     """One manager; `specs` and `mode` are set by the subclass under test."""
 
     specs: ClassVar[tuple[Any, ...]] = LAYOUTS["full"]
+    context: ClassVar[int] = 1
     mode: ClassVar[str] = "elastic"
     seen: ClassVar[Counter[str]] = Counter()
 
     @initialize(spare=st.sampled_from([0, 1, 3, 12]))
     def build(self, spare: int) -> None:
-        layout = Layout.from_layers(dict(enumerate(self.specs)), block_tokens=BLOCK)
+        layout = Layout.from_layers(
+            dict(enumerate(self.specs)), block_tokens=BLOCK, context=self.context
+        )
         num = least_granules(layout) + spare
         self.kv = KVManager(
             layout,
@@ -418,14 +422,15 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.kv.snapshot().cached_runs == 0
 
 
-def machine(specs: tuple[Any, ...], mode: str) -> type[ManagerMachine]:
-    return type("Machine", (ManagerMachine,), {"specs": specs, "mode": mode, "seen": Counter()})
+def machine(layout: str, mode: str) -> type[ManagerMachine]:
+    own = {"specs": LAYOUTS[layout], "context": CONTEXT.get(layout, 1), "mode": mode}
+    return type("Machine", (ManagerMachine,), {**own, "seen": Counter()})
 
 
 @pytest.mark.parametrize("mode", ["elastic", "static"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_manager_agrees_with_the_model(layout: str, mode: str) -> None:
-    under_test = machine(LAYOUTS[layout], mode)
+    under_test = machine(layout, mode)
     examples = max(40, settings.default.max_examples // 4)
     run_state_machine_as_test(
         under_test, settings=settings(max_examples=examples, stateful_step_count=40)

@@ -227,7 +227,11 @@ class FakeEngine:
         return Places.join([self._tokens(group, w, np.arange(w.start, w.stop)) for w in works])
 
     def _tokens(self, group: GroupBytes, work: _Work, positions: IntArray) -> Places:
-        block, slots = np.divmod(positions, group.group.block_tokens)
+        # An entry of several tokens, or a token of several ranks' share, is there with its last.
+        fold = group.group.block_tokens // group.group.entries
+        positions = positions[(positions + 1) % fold == 0]
+        block, offsets = np.divmod(positions, group.group.block_tokens)
+        slots = offsets // fold
         pages = self.kv.tables[group.group.name].rows[work.row, block].astype(np.int64)
         users = np.full(len(positions), work.user)
         return Places(pages, slots, users, positions, work.hashes[positions])

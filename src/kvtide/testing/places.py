@@ -72,7 +72,7 @@ class GroupBytes:
         self.group = group
         self.pool = pool
         whole = np.frombuffer(pool.arena.buffer(), np.uint8)
-        slots = 1 if group.is_state else group.block_tokens
+        slots = group.entries
         self._buffers: dict[tuple[int, str], Bytes] = {}
         for place, layer in enumerate(group.layers):
             for buffer in group.buffers:
