@@ -11,7 +11,7 @@ from kvtide.errors import (
     KvError,
     UsageError,
 )
-from kvtide.layout import Layout
+from kvtide.layout import Layout, Parallel, Speculative
 from kvtide.manager import KVManager, Step
 from kvtide.media import Media
 from kvtide.memory import MemfdMemory, NullMemory
@@ -35,8 +35,10 @@ __all__ = [
     "NullMemory",
     "Options",
     "Origin",
+    "Parallel",
     "Scope",
     "Sequence",
+    "Speculative",
     "Step",
     "UsageError",
 ]

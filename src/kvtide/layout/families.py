@@ -197,7 +197,7 @@ _GEMMA4 = Family(
     reuses=_last_of_type,
 )
 _GLM5_NEXT = Family(
-    kinds=rule.kimi,
+    kinds=rule.delta_attention("indexed"),
     stores={"indexed": _pooled_index, "linear": states.kimi_delta_attention},
     drafts="indexed",
 )
@@ -245,7 +245,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "kimi_k2": _LATENT,
         "kimi_k25": _LATENT,
         "kimi_linear": Family(
-            kinds=rule.kimi,
+            kinds=rule.delta_attention("full"),
             stores={"full": attention.latent, "linear": states.kimi_delta_attention},
         ),
         # MiniMax

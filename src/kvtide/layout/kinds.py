@@ -113,23 +113,28 @@ def at_intervals(other: Kind, attention: Kind) -> Callable[[Fields, int], list[K
     return kinds
 
 
-def kimi(fields: Fields, num_layers: int) -> list[Kind]:
-    """Kimi-Linear and GLM-5.3: `layer_types`, or layers listed from 1 in `linear_attn_config`."""
-    attention: Kind = "indexed" if fields.has("index_head_dim") else "full"
-    inner = fields.inner("linear_attn_config")
-    full = None if inner is None else inner.listed("full_attn_layers")
-    linear = None if inner is None else inner.listed("kda_layers")
-    if full is not None and linear is not None:
-        if sorted([*full, *linear], key=str) != sorted(range(1, num_layers + 1), key=str):
-            raise ConfigError(
-                f"full_attn_layers and kda_layers of {fields.where} name {len(full)} and "
-                f"{len(linear)} layers; together they must name each of 1 to {num_layers} once"
-            )
-        return [attention if i + 1 in full else "linear" for i in range(num_layers)]
-    listed = layer_types(fields, num_layers)
-    if listed is None:
-        raise fields.missing("layer_types", "linear_attn_config")
-    return [attention if kind == "full" else kind for kind in listed]
+def delta_attention(attention: Kind) -> Callable[[Fields, int], list[Kind]]:
+    """Rule for Kimi-Linear and GLM-5.3: `layer_types`, or `linear_attn_config`, which counts from
+    1; layers that are not linear are `attention`."""
+
+    def kinds(fields: Fields, num_layers: int) -> list[Kind]:
+        inner = fields.inner("linear_attn_config")
+        full = None if inner is None else inner.listed("full_attn_layers")
+        linear = None if inner is None else inner.listed("kda_layers")
+        if full is not None and linear is not None:
+            named = {*full, *linear}
+            if named != set(range(1, num_layers + 1)) or len(full) + len(linear) != num_layers:
+                raise ConfigError(
+                    f"full_attn_layers and kda_layers of {fields.where} name {len(full)} and "
+                    f"{len(linear)} layers; together they must name each of 1 to {num_layers} once"
+                )
+            return [attention if i + 1 in full else "linear" for i in range(num_layers)]
+        listed = layer_types(fields, num_layers)
+        if listed is None:
+            raise fields.missing("layer_types", "linear_attn_config")
+        return [attention if kind == "full" else kind for kind in listed]
+
+    return kinds
 
 
 def minimax(fields: Fields, num_layers: int) -> list[Kind]:

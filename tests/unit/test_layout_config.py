@@ -1,0 +1,343 @@
+"""Layouts read from configurations, against published numbers and arithmetic written out."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.configs import DEEPSEEK_V4, GEMMA_3N, GLM_5, QWEN3_NEXT, config
+
+from kvtide import Layout, Parallel, Speculative
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BF16, FP8 = 2, 1
+
+
+def read(fields: dict[str, Any], **options: Any) -> Layout:
+    return Layout.from_config(fields, **{"block_tokens": 64, "kv_dtype": "bfloat16", **options})
+
+
+def pools(layout: Layout) -> dict[str, tuple[int, float | None]]:
+    """Layers and bytes (per token, or of a state) of every group."""
+    return {
+        g.name: (len(g.layers), g.bytes_per_state if g.is_state else g.bytes_per_token)
+        for g in layout.groups
+    }
+
+
+def test_glm_5_as_published() -> None:
+    # 78 layers of a latent of 512 + 64 bfloat16, and an index key of 128 bytes + 4 of scale
+    layout = read(GLM_5)
+    assert pools(layout) == {"latent": (78, 78 * 1152), "indexer": (78, 78 * 132)}
+    assert layout.bytes_per_token == 78 * (1152 + 132) == 100_152
+
+
+def test_index_pages_have_their_scales_behind_their_keys() -> None:
+    indexer = read(GLM_5).group("indexer")
+    assert indexer.page_bytes == 78 * 8448  # 64 x 128 of keys, then 64 x 4 of scales
+    assert indexer.offset(0, "index_key") == 0
+    assert indexer.offset(0, "index_scale") == 64 * 128
+    four_bit = read(GLM_5, index_dtype="fp4").group("indexer")
+    assert four_bit.page_bytes == 78 * 4352
+    assert four_bit.bytes_per_token == 78 * (64 + 4)
+
+
+def test_deepseek_v32_with_scales_inside_its_latents_as_published() -> None:
+    # 512 float8 + 4 float32 scales + 64 bfloat16 of rotary key = 656
+    layout = read(config("deepseek_v32", num_hidden_layers=61), kv_dtype="fp8_ds_mla")
+    assert layout.group("latent").bytes_per_token == 61 * 656
+    assert layout.bytes_per_token == 61 * (656 + 132) == 48_068
+
+
+def test_indexers_that_are_shared_own_no_keys() -> None:
+    # GLM-5.2: full for the first three layers, then every fourth: 3 + 75 // 4 = 21 of 78
+    by_rule = read({**GLM_5, "index_topk_freq": 4, "index_skip_topk_offset": 3})
+    assert pools(by_rule)["indexer"] == (21, 21 * 132)
+    assert by_rule.group("indexer").layers[:5] == (0, 1, 2, 6, 10)
+    listed = ["full" if i in (0, 5) else "shared" for i in range(78)]
+    assert read({**GLM_5, "indexer_types": listed}).group("indexer").layers == (0, 5)
+    pattern = "F" + 76 * "S" + "F"
+    assert read({**GLM_5, "index_topk_pattern": pattern}).group("indexer").layers == (0, 77)
+
+
+def test_worked_example_of_heads_at_fp16() -> None:
+    # 2 x 32 layers x 8 heads x 128 x 2 bytes
+    layout = read(config("llama", num_hidden_layers=32, head_dim=128), kv_dtype="float16")
+    assert layout.bytes_per_token == 131_072
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "bytes_per_head"),
+    [
+        ("bfloat16", 256),
+        ("float32", 512),
+        ("fp8", 128),
+        ("int8", 128 + 4),
+        ("int4", 64 + 4),
+        ("nvfp4", 64 + 8),
+    ],
+)
+def test_scales_are_in_the_page_of_what_they_scale(kv_dtype: str, bytes_per_head: int) -> None:
+    layout = read(config("qwen3", num_hidden_layers=3, head_dim=128), kv_dtype=kv_dtype)
+    assert layout.bytes_per_token == 3 * 2 * 8 * bytes_per_head
+    assert len(layout.groups) == 1
+
+
+def test_qwen3_next_state() -> None:
+    # 36 of 48 layers: (2 x 16 x 128 + 32 x 128) channels x 4 inputs in bfloat16,
+    # and 32 matrices of 128 x 128 in float32
+    layout = read(QWEN3_NEXT)
+    state = 8192 * 4 * BF16 + 32 * 128 * 128 * 4
+    assert pools(layout) == {
+        "state": (36, 36 * state),
+        "full": (12, 12 * 2 * 2 * 256 * BF16),
+    }
+    assert layout.group("full").layers[:2] == (3, 7)
+
+
+def test_state_dtype_is_its_own() -> None:
+    squeezed = read(QWEN3_NEXT, kv_dtype="fp8", state_dtype="bfloat16")
+    state = 8192 * 4 * BF16 + 32 * 128 * 128 * BF16  # inputs stay as the model computes them
+    assert squeezed.bytes_per_state == 36 * state
+    assert squeezed.bytes_per_token == 12 * 2 * 2 * 256 * FP8
+    said = read({**QWEN3_NEXT, "mamba_ssm_dtype": "float16"})
+    assert said.bytes_per_state == 36 * state
+
+
+def test_nemotron_h_pattern() -> None:
+    fields = config(
+        "nemotron_h",
+        hybrid_override_pattern="ME*M-*",
+        num_attention_heads=32,
+        num_key_value_heads=2,
+        head_dim=128,
+        mamba_num_heads=64,
+        mamba_head_dim=64,
+        ssm_state_size=128,
+        n_groups=8,
+        conv_kernel=4,
+    )
+    channels = 64 * 64 + 2 * 8 * 128
+    state = channels * 4 * BF16 + 64 * 64 * 128 * 4
+    layout = read(fields)
+    assert pools(layout) == {"state": (2, 2 * state), "full": (2, 2 * 2 * 2 * 128 * BF16)}
+    assert layout.group("state").layers == (0, 3)
+    assert layout.group("full").layers == (2, 5)
+
+
+def test_kimi_linear_layers_are_counted_from_one() -> None:
+    fields = config(
+        "kimi_linear",
+        num_hidden_layers=4,
+        linear_attn_config={
+            "full_attn_layers": [4],
+            "kda_layers": [1, 2, 3],
+            "head_dim": 128,
+            "num_heads": 32,
+            "short_conv_kernel_size": 4,
+        },
+    )
+    state = 3 * 32 * 128 * 4 * BF16 + 32 * 128 * 128 * 4
+    layout = read(fields)
+    assert pools(layout) == {"state": (3, 3 * state), "latent": (1, 1152)}
+    assert layout.group("latent").layers == (3,)
+
+
+def test_minimax_01_lightning_state_is_in_the_models_dtype() -> None:
+    fields = config("minimax_m1", num_hidden_layers=4, head_dim=128, attn_type_list=[0, 0, 0, 1])
+    heads = fields["num_attention_heads"]
+    assert pools(read(fields)) == {
+        "state": (3, 3 * heads * 128 * 128 * BF16),
+        "full": (1, 2 * 8 * 128 * BF16),
+    }
+
+
+def test_minimax_m3_index_keys() -> None:
+    fields = config(
+        "minimax_m3",
+        num_hidden_layers=4,
+        head_dim=128,
+        sparse_attention_config={"sparse_attention_freq": [0, 0, 1, 1], "sparse_index_dim": 64},
+    )
+    assert pools(read(fields)) == {
+        "full": (4, 4 * 2 * 8 * 128 * BF16),
+        "indexer": (2, 2 * 64 * BF16),
+    }
+
+
+def test_deepseek_v4_flash() -> None:
+    # 43 layers: 2 + 1 plain windows (the 44th ratio is the drafter's), 21 of ratio 4, 20 of 128
+    layout = read(DEEPSEEK_V4, block_tokens=256)
+    sparse = (3 * 1024 + 4 * 512 + 3 * 256 + 4 * 128) * 2 * BF16
+    assert pools(layout) == {
+        "window_128": (43, 43 * 512 * BF16),  # one head, keys are values
+        "compressed_4": (21, 21 * 512 * BF16 // 4),
+        "indexer": (21, 21 * 132 // 4),
+        "state": (21, 21 * sparse),
+        "compressed_128": (20, 20 * 512 * BF16 // 128),
+        "state_2": (20, 20 * 127 * 512 * 2 * BF16),
+    }
+    assert layout.group("compressed_128").page_bytes == 20 * 2 * 512 * BF16  # 2 entries a block
+    assert [b.name for b in layout.group("window_128").buffers] == ["key"]
+
+
+def test_gemma_3n_layers_that_share_own_nothing() -> None:
+    # 35 layers, every fifth full, the last 15 read layers 18 and 19
+    layout = read(GEMMA_3N)
+    assert layout.group("full").layers == (4, 9, 14, 19)
+    assert len(layout.group("window_512").layers) == 16
+
+
+def test_gemma_4_full_layers_have_heads_of_their_own() -> None:
+    fields = config(
+        "gemma4_text",
+        num_hidden_layers=6,
+        num_attention_heads=16,
+        head_dim=256,
+        global_head_dim=512,
+        num_global_key_value_heads=2,
+        attention_k_eq_v=True,
+        sliding_window=1024,
+    )
+    windows, full = 5 * 2 * 8 * 256 * BF16, 2 * 2 * 512 * BF16
+    assert pools(read(fields)) == {"window_1024": (5, windows), "full": (1, full)}
+    ignored = {**fields, "attention_k_eq_v": False}
+    assert pools(read(ignored))["full"] == (1, 2 * 8 * 512 * BF16)
+    per_layer = {k: v for k, v in fields.items() if "global" not in k}
+    overrides = {"05": {"head_dim": 512, "num_key_value_heads": 2}}
+    assert read({**per_layer, "per_layer_config": overrides}) == read(fields)
+
+
+def test_mistral_large_4_layers() -> None:
+    # layer 2 reads layer 0's latents but has an indexer; layer 3 reads layer 1's and has none
+    fields = config(
+        "mistral_large4_text",
+        num_hidden_layers=5,
+        index_head_dim=128,
+        no_rope_layers=[1, 0, 1, 0, 1],
+        kv_source_layers=[0, 1, 0, 1, 4],
+        indexer_types=["full", "shared", "full", "shared", "full"],
+    )
+    layout = read(fields)
+    assert {g.name: (g.layers, g.bytes_per_token) for g in layout.groups} == {
+        "latent": ((0, 4), 2 * 1152),
+        "indexer": ((0, 2, 4), 3 * 132),
+        "latent_2": ((1,), 1024),
+    }
+
+
+def test_nemotron_nas_blocks() -> None:
+    attention = [
+        {"n_heads_in_group": 8},
+        {"no_op": True},
+        {"n_heads_in_group": 16, "replace_with_linear": False},
+        {"replace_with_linear": True},
+    ]
+    fields = config(
+        "nemotron-nas",
+        num_hidden_layers=4,
+        num_attention_heads=64,
+        head_dim=128,
+        block_configs=[{"attention": it} for it in attention],
+    )
+    token = 2 * 128 * BF16
+    assert pools(read(fields)) == {"full": (1, 8 * token), "full_2": (1, 4 * token)}
+
+
+def test_windows_and_chunks_and_short_convolutions() -> None:
+    gpt_oss = config("gpt_oss", num_hidden_layers=4, head_dim=64, sliding_window=128)
+    assert read(gpt_oss).group("window_128").layers == (0, 2)
+    pattern = config("gemma3_text", num_hidden_layers=6, head_dim=8, sliding_window=32)
+    assert read({**pattern, "sliding_window_pattern": 3}).group("full").layers == (2, 5)
+    assert read(pattern).group("full").layers == (5,)
+    assert [g.name for g in read(pattern, max_tokens=32).groups] == ["full"]
+    qwen = config("qwen2", num_hidden_layers=4, sliding_window=16, use_sliding_window=False)
+    assert [g.name for g in read(qwen).groups] == ["full"]
+    some = {**qwen, "use_sliding_window": True, "max_window_layers": 3}
+    assert read(some).group("window_16").layers == (3,)
+    llama4 = config(
+        "llama4_text",
+        num_hidden_layers=2,
+        head_dim=8,
+        attention_chunk_size=64,
+        layer_types=["chunked_attention", "full_attention"],
+    )
+    assert [g.name for g in read(llama4).groups] == ["window_64", "full"]
+    lfm2 = config("lfm2", num_hidden_layers=2, conv_L_cache=3, layer_types=["conv", "attention"])
+    assert pools(read(lfm2))["state"] == (1, 4096 * 3 * BF16)
+
+
+def test_drafters() -> None:
+    own = read({**GLM_5, "num_nextn_predict_layers": 1}, speculative=Speculative(tokens=3))
+    assert pools(own) == {
+        "latent": (78, 78 * 1152),
+        "indexer": (78, 78 * 132),
+        "mirror": (1, 1152),
+        "mirror_indexer": (1, 132),
+    }
+    assert own.group("mirror").layers == (78,)
+    assert own.group("mirror").lifetime.look_ahead == 3  # type: ignore[union-attr]
+    small = config("llama", num_hidden_layers=2, head_dim=64, num_key_value_heads=2)
+    apart = read(GLM_5, speculative=Speculative(tokens=2, draft=small))
+    assert pools(apart)["mirror"] == (2, 2 * 2 * 2 * 64 * BF16)
+
+
+def test_one_rank_of_many() -> None:
+    heads = config("qwen3", num_hidden_layers=6, num_key_value_heads=4, head_dim=128)
+    whole = read(heads).bytes_per_token
+    assert read(heads, parallel=Parallel(tensor=4)).bytes_per_token == whole / 4
+    # 8 ranks, 4 heads: each on two ranks
+    assert read(heads, parallel=Parallel(tensor=8)).bytes_per_token == whole / 4
+    stages = [
+        read(heads, parallel=Parallel(pipeline=4, stage=stage)).group("full").layers
+        for stage in range(4)
+    ]
+    assert stages == [(0, 1), (2, 3), (4,), (5,)]
+    uneven = Parallel(pipeline=2, stages=(5, 1), stage=1)
+    assert read(heads, parallel=uneven).group("full").layers == (5,)
+    shared = read(heads, parallel=Parallel(context=4))
+    assert shared.bytes_per_token == whole / 4
+    assert shared.group("full").page_bytes == read(heads).group("full").page_bytes / 4
+    assert read(heads, parallel=Parallel(attention_data=8)) == read(heads)
+    # latents and index keys are read by every head
+    assert read(GLM_5, parallel=Parallel(tensor=8)).bytes_per_token == 100_152
+    half = read(QWEN3_NEXT, parallel=Parallel(tensor=2))
+    assert half.bytes_per_state == read(QWEN3_NEXT).bytes_per_state / 2
+
+
+def test_drafters_are_on_the_last_stage() -> None:
+    fields = {**GLM_5, "num_nextn_predict_layers": 1}
+    for stage, has_mirror in ((0, False), (1, True)):
+        layout = read(
+            fields,
+            parallel=Parallel(pipeline=2, stage=stage),
+            speculative=Speculative(tokens=1),
+        )
+        assert ("mirror" in pools(layout)) is has_mirror
+
+
+def test_composite_configurations_are_read_for_their_text(tmp_path: Path) -> None:
+    text = {**config("qwen3_vl_text", num_hidden_layers=3, head_dim=128), "dtype": "bfloat16"}
+    whole = {"model_type": "qwen3_vl", "text_config": text, "vision_config": {"depth": 9}}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(whole))
+    inner = Layout.from_config(text, block_tokens=16)
+    assert Layout.from_config(whole, block_tokens=16) == inner
+    assert Layout.from_config(file, block_tokens=16) == inner
+    assert Layout.from_config(str(tmp_path), block_tokens=16) == inner
+
+
+def test_deepseeks_own_names() -> None:
+    native = {
+        "n_layers": 61,
+        "n_heads": 128,
+        "dim": 7168,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "index_head_dim": 128,
+        "dtype": "fp8",
+    }
+    assert read(native) == read(config("deepseek_v32", num_hidden_layers=61))
