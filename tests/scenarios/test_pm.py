@@ -7,8 +7,10 @@ import numpy.typing as npt
 import pytest
 from tests.tiny import Rig, draft, full, state, window
 
+from kvtide import KVManager, MemfdMemory, Options
 from kvtide.layout import Layout
 from kvtide.prefix import WindowRule, longest_hit
+from kvtide.testing.engine import FakeEngine
 from kvtide.types import ABSENT
 
 LAYOUTS = {"state": (), "full and state": (full(),)}
@@ -243,6 +245,26 @@ def test_pm_14_a_page_counts_once_and_forks_pay_only_for_what_they_write() -> No
     held = rows[parent.row][rows[parent.row] != ABSENT].tolist()
     assert len(held) == len(set(held)) == 3
     rig.engine.verify([parent, child])
+
+
+@pytest.mark.parametrize(("partial_reuse", "inside"), [(False, 0), (True, 4)])
+def test_pm_13_the_unit_under_context_parallelism(*, partial_reuse: bool, inside: int) -> None:
+    """A block's tokens are shared among ranks; ids, matches and pages still count whole blocks."""
+    layout = Layout.from_layers({0: full(64)}, block_tokens=8, context=2)
+    assert layout.group("full").page_bytes == 4 * 2 * 64 * 4  # 4 of its 8 tokens
+    memory = MemfdMemory(8 * layout.group("full").page_bytes, 4096)
+    kv = KVManager(layout, memory, max_tokens=32, options=Options(partial_reuse=partial_reuse))
+    engine = FakeEngine(kv)
+    a = kv.open(range(16))
+    assert kv.admit([a])
+    engine.prefill([a])
+    assert kv.snapshot().pools["full"].used == 2
+    assert kv.open([0, 1, 2, 3, *[9] * 12]).hit == inside
+    assert kv.open([*range(8), *[9] * 12]).hit == 8
+    assert kv.open(range(17)).hit == 16
+    engine.verify([a])
+    kv.check()
+    kv.shut_down()
 
 
 def test_pm_14_forks_of_a_state_go_their_own_ways() -> None:
