@@ -45,6 +45,54 @@ def test_index_pages_have_their_scales_behind_their_keys() -> None:
     assert four_bit.bytes_per_token == 78 * (64 + 4)
 
 
+@pytest.mark.parametrize(
+    ("fields", "kilobytes"),
+    [
+        (config("deepseek_v3", num_hidden_layers=61), 70.272),
+        (config("qwen2", num_hidden_layers=80, hidden_size=8192, num_attention_heads=64), 327.680),
+        (
+            config("llama", num_hidden_layers=126, hidden_size=16384, num_attention_heads=128),
+            516.096,
+        ),
+    ],
+    ids=["DeepSeek-V3", "Qwen-2.5-72B", "LLaMA-3.1-405B"],
+)
+def test_table_of_the_deepseek_v3_insights_paper(fields: dict[str, Any], kilobytes: float) -> None:
+    """KV cache per token in bfloat16 (arXiv 2505.09343, table 1)."""
+    assert read(fields).bytes_per_token == kilobytes * 1000
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "gib", "roles"),
+    [
+        (975_424, 43.67, ("latent", "indexer")),
+        (1_462_784, 65.49, ("latent", "indexer")),
+        (1_462_784, 54.52, ("latent",)),
+    ],
+)
+def test_deepseek_v32_as_an_engine_logged_it(
+    num_tokens: int, gib: float, roles: tuple[str, ...]
+) -> None:
+    """What SGLang allocated with and without the indexer's keys (pull request 11309)."""
+    layout = read(config("deepseek_v32", num_hidden_layers=61), kv_dtype="fp8_ds_mla")
+    total = num_tokens * sum(layout.group(role).bytes_per_token or 0 for role in roles)
+    assert total / 2**30 == pytest.approx(gib, abs=0.006)
+
+
+def test_deepseek_v4_at_a_million_tokens_as_published() -> None:
+    """6.08 GiB (Flash) and 8.71 GiB (Pro) at 2^20 tokens (provide.ai/the-exact-kv-cache-usage-of-
+    deepseek-v4), windows and states apart."""
+
+    def grown(fields: dict[str, Any]) -> float:
+        groups = read(fields, block_tokens=128).groups
+        kept = [g for g in groups if g.name.startswith(("compressed", "indexer"))]
+        return sum(g.bytes_per_token or 0 for g in kept) * 2**20 / 2**30
+
+    assert grown(DEEPSEEK_V4) == pytest.approx(6.08, abs=0.005)
+    pro = {"num_hidden_layers": 61, "compress_ratios": [128, *(30 * [4, 128])]}
+    assert grown({**DEEPSEEK_V4, **pro}) == pytest.approx(8.71, abs=0.005)
+
+
 def test_deepseek_v32_with_scales_inside_its_latents_as_published() -> None:
     # 512 float8 + 4 float32 scales + 64 bfloat16 of rotary key = 656
     layout = read(config("deepseek_v32", num_hidden_layers=61), kv_dtype="fp8_ds_mla")
@@ -144,6 +192,35 @@ def test_kimi_linear_layers_are_counted_from_one() -> None:
     layout = read(fields)
     assert pools(layout) == {"state": (3, 3 * state), "latent": (1, 1152)}
     assert layout.group("latent").layers == (3,)
+
+
+def test_glm_53_index_keys_are_pooled_or_of_every_token() -> None:
+    fields = config(
+        "glm5_next_text",
+        num_hidden_layers=4,
+        kv_lora_rank=512,
+        qk_rope_head_dim=0,
+        index_head_dim=128,
+        index_kpool=4,
+        layer_types=[*(3 * ["linear_attention"]), "indexed_attention"],
+        linear_num_heads=64,
+        linear_head_dim=128,
+        linear_conv_kernel_dim=4,
+    )
+    state = 3 * 64 * 128 * 4 * BF16 + 64 * 128 * 128 * 4
+    pooled = pools(read(fields))
+    assert pooled == {
+        "state": (3, 3 * state),
+        "latent": (1, 512 * BF16),
+        "indexer": (1, 132 / 4),
+        "state_2": (1, 2 * 3 * 128 * BF16),  # the tokens of a pool begun
+    }
+    every = pools(read(fields, index_dtype="bfloat16"))
+    assert every == {
+        "state": (3, 3 * state),
+        "latent": (1, 512 * BF16),
+        "indexer": (1, 257 * BF16),
+    }
 
 
 def test_minimax_01_lightning_state_is_in_the_models_dtype() -> None:

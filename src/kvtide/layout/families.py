@@ -72,12 +72,22 @@ def _mistral_large(reader: Reader, layer: int) -> tuple[Spec, ...]:
 
 
 def _pooled_index(reader: Reader, layer: int) -> tuple[Spec, ...]:
-    """GLM-5.3: latents, and of every token a key, a gate and whether it is there."""
+    """GLM-5.3: latents, and index keys pooled over `index_kpool` tokens.
+
+    As serving kernels keep them: a key per pool, and the tokens of the pool begun as a state. With
+    an index dtype that is not theirs, as transformers does: of every token a key, a gate and
+    whether it is there, pooled anew in every forward.
+    """
     owns = rule.owns_indexer(reader.fields, reader.fields.size("num_hidden_layers"))
     latents = reader.latent()
     if layer < len(owns) and not owns[layer]:
         return (latents,)
-    return latents, reader.plain_index(2 * reader.fields.size("index_head_dim") + 1)
+    dim = reader.fields.size("index_head_dim")
+    if reader.storage.index not in attention.INDEX_FORMATS:
+        return latents, reader.plain_index(2 * dim + 1)
+    pool = reader.fields.size("index_kpool")
+    keys = reader.lightning_index(ratio=pool)
+    return (latents, keys, *states.pool_begun(reader, pool, dim))
 
 
 def _block_sparse(reader: Reader, layer: int) -> tuple[Spec, ...]:

@@ -17,6 +17,8 @@ FP8_INDEX = "fp8"
 """Index keys as DeepSeek's indexer kernels read them: a float8 each, a float32 scale per 128."""
 FP4_INDEX = "fp4"
 """... two to a byte, an exponent byte per 32."""
+INDEX_FORMATS = (None, FP8_INDEX, FP4_INDEX)
+"""Index dtypes of those kernels; None leaves the choice to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

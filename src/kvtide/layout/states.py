@@ -132,6 +132,11 @@ def folded_indexed(reader: Reader, layer: int) -> tuple[Spec, ...]:
     )
 
 
+def pool_begun(reader: Reader, pool: int, width: int) -> tuple[Spec, ...]:
+    """GLM-5.3: keys and gates of the tokens that do not fill a pool yet; nothing if one does."""
+    return (_state(reader, *_waiting(reader, "indexer", pool - 1, width)),) if pool > 1 else ()
+
+
 def v4_window(reader: Reader, layer: int) -> tuple[Spec, ...]:
     """The window of every DeepSeek-V4 layer: one head whose keys are its values."""
     return (
@@ -158,7 +163,7 @@ def _ratio(reader: Reader, kind: str, published: int) -> int:
 
 def _waiting(reader: Reader, name: str, tokens: int, width: int) -> tuple[Buffer, Buffer]:
     """Values and gates of tokens that an entry to come is made of."""
+    dtype = reader.storage.recurrent or reader.storage.activation
     return tuple(  # pyright: ignore[reportReturnType]
-        Buffer(f"{name}_{part}", (tokens, width), reader.storage.activation)
-        for part in ("kv", "gate")
+        Buffer(f"{name}_{part}", (tokens, width), dtype) for part in ("kv", "gate")
     )
