@@ -218,6 +218,55 @@ _MISTRAL_LARGE = Family(
     reuses=_source_layers,
 )
 
+_PLAIN_OTHERS = [
+    "afmoe",
+    "arcee",
+    "aria_text",
+    "cohere2_moe",
+    "cwm",
+    "diffllama",
+    "ernie4_5",
+    "helium",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
+    "hyperclovax",
+    "internlm3",
+    "jais2",
+    "sarvam_moe",
+    "seed_oss",
+    "solar_open",
+    "vaultgemma",
+]
+"""Types whose head_dim is a field of its own."""
+
+_DERIVING_OTHERS = [
+    "apertus",
+    "bitnet",
+    "cohere",
+    "doge",
+    "ernie4_5_moe",
+    "exaone4",
+    "exaone_moe",
+    "flex_olmo",
+    "gpt_neox",
+    "granite",
+    "granitemoe",
+    "granitemoeshared",
+    "nanochat",
+    "olmo",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "opt",
+    "persimmon",
+    "phi",
+    "phimoe",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
+]
+"""Types that divide the hidden size among the heads where there is no head_dim."""
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         # DeepSeek
@@ -293,19 +342,18 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "gemma3n_text": Family(kinds=rule.from_window(5), reuses=_last_of_type),
         "gemma4": _GEMMA4,
         "gemma4_text": _GEMMA4,
-        # Others that are read the same way
+        # Others whose transformers classes cache plain keys and values (tests/torch hold it)
         "llama": _PLAIN,
         "llama4_text": _PLAIN_STRICT,
         "phi3": _PLAIN,
-        "granite": _PLAIN,
-        "olmo2": _PLAIN,
         "cohere2": Family(kinds=rule.from_window(4), derives=True),
-        "smollm3": _PLAIN,
         "lfm2": Family(
             kinds=rule.from_window(None),
             stores={**HEADS, "conv": states.short_convolution},
             derives=True,
         ),
+        **dict.fromkeys(_PLAIN_OTHERS, _PLAIN_STRICT),
+        **dict.fromkeys(_DERIVING_OTHERS, Family(kinds=rule.from_window(None), derives=True)),
     }
 )
 """By `model_type`."""
