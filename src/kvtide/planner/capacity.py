@@ -91,10 +91,12 @@ class Options:
 class LengthCapacity:
     """Sequences of `length` tokens that fit: on one rank of every stage (the stage that holds the
     fewest decides, and is named), and in all, over the attention-data-parallel copies.
+    `ratio_sequences` are those that fit in a given split.
     """
 
     length: int
     sequences: int | None
+    ratio_sequences: int | None
     stage: int
     total_sequences: int | None
     total_tokens: int | None
@@ -139,6 +141,12 @@ class CapacityPlan:
         return None if self.prefixes is None else self.prefixes * self.parallel.attention_data
 
     @property
+    def ratio_sequences(self) -> int | None:
+        """Sequences of the workload that run at a time in the given split; None without either."""
+        verdicts = [stage.verdict for stage in self.stages]
+        return _least([verdict.sequences if verdict else None for verdict in verdicts])
+
+    @property
     def fits(self) -> bool:
         """Whether one sequence of `max_tokens` tokens can run on every stage."""
         return all(stage.floors.is_met for stage in self.stages)
@@ -168,6 +176,7 @@ class CapacityPlan:
                 "binding_stage": self.binding,
                 "sequences": self.sequences,
                 "total_sequences": self.total_sequences,
+                "ratio_sequences": self.ratio_sequences,
                 "prefixes": self.prefixes,
                 "total_prefixes": self.total_prefixes,
                 "by_length": [asdict(length) for length in self.lengths],
@@ -278,6 +287,7 @@ def _over_stages(stages: Sequence[StagePlan], copies: int) -> tuple[LengthCapaci
             LengthCapacity(
                 length=one.length,
                 sequences=sequences,
+                ratio_sequences=_least([one.lengths[at].ratio_sequences for one in stages]),
                 stage=stage,
                 total_sequences=None if sequences is None else sequences * copies,
                 total_tokens=None if sequences is None else sequences * copies * one.length,

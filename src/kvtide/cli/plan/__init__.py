@@ -1,0 +1,1 @@
+"""`kvtide plan`: what a model needs of memory, before it is launched."""

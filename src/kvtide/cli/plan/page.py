@@ -1,0 +1,214 @@
+"""A plan as one HTML page that needs nothing else: no network, no script. Pure.
+
+The page is well-formed XML too, so that anything can read it.
+"""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from kvtide.cli.plan import charts
+from kvtide.cli.plan.charts import PLAIN, STRANDED, Row, Segment
+from kvtide.cli.plan.text import lifetime_of, report
+from kvtide.cli.plan.units import show, show_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kvtide.planner import CapacityPlan, LengthPlan, StagePlan
+
+_STYLE = """
+:root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2937; --faint: #6b7280;
+  --line: #d1d5db; --plain: #9ca3af; --warn: #b91c1c; }
+@media (prefers-color-scheme: dark) { :root { --paper: #111827; --ink: #e5e7eb; --faint: #9ca3af;
+  --line: #374151; --plain: #6b7280; --warn: #f87171; } }
+body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif;
+  max-width: 960px; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 0.5rem; }
+p { margin: 0.3rem 0; } .faint { color: var(--faint); } .warn { color: var(--warn); }
+svg { width: 100%; height: auto; } svg text { fill: var(--ink); font-size: 13px; }
+.hatch { stroke: var(--warn); stroke-width: 4; } .outline { stroke: var(--warn); }
+.legend span { margin-right: 1.2rem; } .legend i { display: inline-block; width: 12px;
+  height: 12px; margin-right: 0.4rem; }
+.striped { border: 1px solid var(--warn); background: repeating-linear-gradient(45deg,
+  var(--warn) 0 2px, transparent 2px 5px); }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.2rem 0.6rem; border-bottom: 1px solid var(--line); text-align: right; }
+th:first-child, td:first-child, .words td { text-align: left; }
+.wide { overflow-x: auto; } pre { overflow-x: auto; font-size: 12px; line-height: 1.4; }
+"""
+
+
+_SIZES = (
+    "bytes a token",
+    "bytes a state",
+    "page bytes",
+    "pages a granule",
+    "granules a page",
+    "slack",
+)
+
+
+def draw_page(plan: CapacityPlan) -> str:
+    """The page as text."""
+    body = "\n".join(part for section in _sections(plan) for part in section)
+    return (
+        '<!DOCTYPE html>\n<html lang="en" xmlns="http://www.w3.org/1999/xhtml">\n<head>\n'
+        '<meta charset="utf-8"/>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
+        f"<title>{escape(plan.model)}: memory plan</title>\n"
+        f"<style>{_STYLE}{charts.styles()}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _sections(plan: CapacityPlan) -> Iterator[Iterator[str]]:
+    yield _head(plan)
+    yield _splits(plan)
+    yield _lengths(plan.stage)
+    yield _fits(plan)
+    yield _pools(plan.stage)
+    yield _configuration(plan)
+
+
+def _head(plan: CapacityPlan) -> Iterator[str]:
+    yield charts.hatch()
+    yield f"<h1>{escape(plan.model)}</h1>"
+    room = f"{show_bytes(plan.memory_bytes)} a rank, " if plan.memory_bytes else ""
+    yield (
+        f'<p class="faint">{room}ranks in all: {plan.parallel.ranks}, blocks of {plan.block_tokens} '
+        f"tokens, sequences up to {plan.max_tokens:,} tokens. Bytes are of one rank; GB = 1e9.</p>"
+    )
+    yield (
+        f"<p>Every token adds {show(plan.stage.kv_bytes_per_token)} bytes; the states of a "
+        f"sequence take {show(plan.stage.state_bytes_per_sequence)}.</p>"
+    )
+    if not plan.fits:
+        yield '<p class="warn">One longest sequence does not fit: see the report below.</p>'
+
+
+def _splits(plan: CapacityPlan) -> Iterator[str]:
+    split, verdict = plan.stage.split, plan.stage.verdict
+    rows: list[Row] = []
+    if verdict is not None:
+        for number, pool in enumerate(verdict.pools):
+            used = Segment(
+                value=pool.bytes - pool.stranded_bytes,
+                kind=charts.pool(number),
+                title=f"{pool.name}: {pool.bytes - pool.stranded_bytes:,} bytes",
+            )
+            lost = Segment(
+                value=pool.stranded_bytes,
+                kind=STRANDED,
+                title=f"{pool.name}: {pool.stranded_bytes:,} bytes stranded",
+            )
+            note = f"{show_bytes(pool.bytes)}" + (
+                f", {show_bytes(pool.stranded_bytes)} stranded" if pool.stranded_bytes else ""
+            )
+            rows.append(Row(label=f"given: {pool.name}", segments=(used, lost), note=note))
+    if split is not None:
+        for number, pool in enumerate(split.pools):
+            part = Segment(
+                value=pool.bytes,
+                kind=charts.pool(number),
+                title=f"{pool.name}: {pool.bytes:,} bytes",
+            )
+            note = f"{show_bytes(pool.bytes)}, {100 * pool.share:.2f} %"
+            rows.append(Row(label=f"advised: {pool.name}", segments=(part,), note=note))
+    if not rows:
+        return
+    yield "<h2>Pools</h2>"
+    yield charts.bars(rows, "bytes of every pool, in the given and in the advised split")
+    lost = bool(verdict and verdict.stranded_bytes)
+    yield charts.legend([pool.name for pool in plan.stage.pools], has_stranded=lost)
+    if verdict is not None and lost:
+        yield (
+            f'<p class="warn">Stranded: {verdict.stranded_bytes:,} bytes, room for '
+            f"{show(verdict.stranded_tokens)} tokens of cache or "
+            f"{show(verdict.stranded_prefixes)} prefixes of 2,000 tokens.</p>"
+        )
+
+
+def _lengths(stage: StagePlan) -> Iterator[str]:
+    yield "<h2>The split that makes all pools run out together, by length</h2>"
+    yield charts.bars([_share_row(one) for one in stage.lengths], "split by length of sequence")
+    yield charts.legend([pool.name for pool in stage.pools], has_stranded=False)
+
+
+def _share_row(one: LengthPlan) -> Row:
+    segments = tuple(
+        Segment(
+            value=share,
+            kind=charts.pool(number),
+            title=f"{name}: {one.bytes_by_pool[name]:,} bytes, {100 * share:.2f} %",
+        )
+        for number, (name, share) in enumerate(one.shares.items())
+    )
+    note = f"{show_bytes(one.bytes)}, {show(one.bytes_per_token)} B a token"
+    return Row(label=f"{one.length:,} tokens", segments=segments, note=note)
+
+
+def _fits(plan: CapacityPlan) -> Iterator[str]:
+    if plan.memory_bytes is None:
+        return
+    yield f"<h2>Sequences that fit in {show_bytes(plan.memory_bytes)}</h2>"
+    for one, shown in zip(plan.stage.lengths, plan.lengths, strict=True):
+        rows = [_count_row("any granule, any pool", shown.sequences, charts.pool(0))]
+        if one.ratio_sequences is not None:
+            rows.append(_count_row("in the given split", one.ratio_sequences, charts.pool(1)))
+        rows.append(_count_row("equal pages", one.padded.equal_pages_sequences, PLAIN))
+        rows.append(_count_row("common multiple", one.padded.common_multiple_sequences, PLAIN))
+        total = shown.total_tokens
+        yield f"<p>{one.length:,} tokens each ({show(total)} tokens over all copies)</p>"
+        yield charts.bars(rows, f"sequences of {one.length} tokens that fit")
+
+
+def _count_row(label: str, count: int | None, kind: str) -> Row:
+    segment = Segment(value=count or 0, kind=kind, title=f"{label}: {show(count)} sequences")
+    return Row(label=label, segments=(segment,), note=show(count))
+
+
+def _pools(stage: StagePlan) -> Iterator[str]:
+    yield "<h2>Layer groups and pools</h2>"
+    head = ("pool", "lifetime", "layers", *_SIZES, "floor pages", "floor bytes")
+    rows = [
+        (
+            group.name,
+            lifetime_of(group),
+            show(group.layers),
+            show(group.bytes_per_token),
+            show(group.bytes_per_state),
+            show(group.page_bytes),
+            show(pool.pages_per_granule),
+            show(pool.granules_per_page),
+            show(pool.slack_bytes),
+            show(pool.floor_pages),
+            show(pool.floor_bytes),
+        )
+        for group, pool in zip(stage.groups, stage.pools, strict=True)
+    ]
+    yield _table(rows, head)
+
+
+def _configuration(plan: CapacityPlan) -> Iterator[str]:
+    data = plan.to_json()
+    keys = ("model", "parallel", "block_tokens", "max_tokens", "memory_bytes", "granule_bytes")
+    rows = [(key, json.dumps(data[key])) for key in (*keys, "workload", "needs")]
+    yield "<h2>Configuration</h2>"
+    yield _table(rows, (), kind="words")
+    text = "\n".join(line.plain if isinstance(line, Text) else line for line in report(plan))
+    yield f"<details><summary>The whole report</summary><pre>{escape(text)}</pre></details>"
+    numbers = escape(json.dumps(data, indent=1), quote=False)
+    yield f"<details><summary>All numbers, as JSON</summary><pre>{numbers}</pre></details>"
+
+
+def _table(rows: Sequence[Sequence[str]], head: Sequence[str], *, kind: str = "numbers") -> str:
+    titles = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    top = f"<thead><tr>{titles}</tr></thead>" if head else ""
+    lines = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    return f'<div class="wide"><table class="{kind}">{top}<tbody>{lines}</tbody></table></div>'
