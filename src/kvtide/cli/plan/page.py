@@ -79,8 +79,9 @@ def _head(plan: CapacityPlan) -> Iterator[str]:
     yield f"<h1>{escape(plan.model)}</h1>"
     room = f"{show_bytes(plan.memory_bytes)} a rank, " if plan.memory_bytes else ""
     yield (
-        f'<p class="faint">{room}ranks in all: {plan.parallel.ranks}, blocks of {plan.block_tokens} '
-        f"tokens, sequences up to {plan.max_tokens:,} tokens. Bytes are of one rank; GB = 1e9.</p>"
+        f'<p class="faint">{room}ranks in all: {plan.parallel.ranks}, blocks of '
+        f"{plan.block_tokens} tokens, sequences up to {plan.max_tokens:,} tokens. "
+        "Bytes are those of one rank; GB = 1e9.</p>"
     )
     yield (
         f"<p>Every token adds {show(plan.stage.kv_bytes_per_token)} bytes; the states of a "

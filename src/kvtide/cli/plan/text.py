@@ -201,4 +201,5 @@ def _fits(one: LengthPlan) -> tuple[str, str, str]:
 
 
 def _more(one: LengthPlan, size: int) -> str:
-    return f"+{100 * (size / one.bytes - 1):,.1f} %"
+    times = size / one.bytes
+    return f"+{100 * (times - 1):.1f} %" if times < 10 else f"{times:,.0f} times"
