@@ -248,7 +248,8 @@ def test_minimax_m3_index_keys() -> None:
 def test_deepseek_v4_flash() -> None:
     # 43 layers: 2 + 1 plain windows (the 44th ratio is the drafter's), 21 of ratio 4, 20 of 128
     layout = read(DEEPSEEK_V4, block_tokens=256)
-    sparse = (3 * 1024 + 4 * 512 + 3 * 256 + 4 * 128) * 2 * BF16
+    waiting, folded = 3 * 1024 + 3 * 256, 4 * 512 + 4 * 128
+    sparse = waiting * 2 * BF16 + folded * (BF16 + 4)  # a folded token's gate has a float32 bias
     assert pools(layout) == {
         "window_128": (43, 43 * 512 * BF16),  # one head, keys are values
         "compressed_4": (21, 21 * 512 * BF16 // 4),

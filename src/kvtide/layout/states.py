@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvtide.layout.buffer import Buffer
@@ -125,9 +126,9 @@ def folded_indexed(reader: Reader, layer: int) -> tuple[Spec, ...]:
         _state(
             reader,
             *_waiting(reader, "compressor", ratio - 1, 2 * dim),
-            *_waiting(reader, "overlap", ratio, dim),
+            *_overlapping(reader, "overlap", ratio, dim),
             *_waiting(reader, "indexer", ratio - 1, 2 * index_dim),
-            *_waiting(reader, "indexer_overlap", ratio, index_dim),
+            *_overlapping(reader, "indexer_overlap", ratio, index_dim),
         ),
     )
 
@@ -167,3 +168,10 @@ def _waiting(reader: Reader, name: str, tokens: int, width: int) -> tuple[Buffer
     return tuple(  # pyright: ignore[reportReturnType]
         Buffer(f"{name}_{part}", (tokens, width), dtype) for part in ("kv", "gate")
     )
+
+
+def _overlapping(reader: Reader, name: str, tokens: int, width: int) -> tuple[Buffer, Buffer]:
+    """As `_waiting`, of tokens already folded once: their gates have a bias, which is float32."""
+    values, gates = _waiting(reader, name, tokens, width)
+    wide = "float64" if gates.dtype == "float64" else "float32"
+    return values, replace(gates, dtype=wide)
