@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from kvtide.engine import LLM, FinishReason, Loaded, SamplingParams, StepStats
 from kvtide.errors import ConfigError, UsageError
 
-from ..torch.tiny import FAMILIES, expected, prompt, tiny_model
+from ..torch.tiny import prompt, tiny_model
+from .small import SMALL, make_prompts, right
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from kvtide.engine.llm import Settings
-
-SMALL: Settings = {
-    "memory_bytes": 8 << 20,
-    "max_sequences": 4,
-    "max_tokens": 160,
-    "block_tokens": 4,
-    "chunk_tokens": 24,
-    "granule_bytes": 4096,
-}
 
 
 class Letters:
@@ -41,43 +32,17 @@ class Letters:
         raise NotImplementedError
 
 
-def make_prompts() -> list[list[int]]:
-    """Seven prompts of different lengths; three begin alike, and one of them is asked twice."""
-    shared = prompt(45, seed=9)[0].tolist()
-    tails = [prompt(n, seed=n)[0].tolist() for n in (3, 11, 20)]
-    alone = [prompt(n, seed=n)[0].tolist() for n in (1, 30, 70)]
-    return [*[shared + tail for tail in tails], *alone, shared + tails[0]]
-
-
 @pytest.fixture
 def llm() -> Iterator[LLM]:
     with LLM(tiny_model("gemma3_text"), Letters(), **SMALL) as engine:
         yield engine
 
 
-def right(model: Any, prompts: list[list[int]], count: int) -> list[list[int]]:
-    return [expected(model, torch.tensor([ids]), count) for ids in prompts]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_answers_are_those_of_transformers(family: str) -> None:
-    model = tiny_model(family)
-    prompts = make_prompts()
-    with LLM(model, **SMALL) as engine:
-        outputs = engine.generate(prompts, SamplingParams(max_tokens=12))
-        again = engine.generate(prompts, SamplingParams(max_tokens=12))
-        engine.kv.check()
-    answers = right(model, prompts, 12)
-    assert [list(output.token_ids) for output in outputs] == answers
-    assert [list(output.token_ids) for output in again] == answers
-    assert sum(output.hit_tokens for output in again) > 0
-
-
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_next"])
 def test_answers_are_right_when_requests_are_preempted(family: str) -> None:
     model = tiny_model(family)
     prompts = [prompt(40, seed=n)[0].tolist() for n in range(4)]
-    for memory_kib in range(1000, 60, -20):
+    for memory_kib in range(400, 60, -40):
         settings: Settings = {**SMALL, "memory_bytes": memory_kib << 10}
         try:
             engine = LLM(model, **settings)

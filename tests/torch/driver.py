@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kvtide import KVManager, Scope, Sequence
+    from kvtide.manager import Step
     from kvtide.torch import PagedCache
 
 
@@ -25,11 +26,12 @@ class Driver:
     cache: PagedCache
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
     """By `id` of a sequence: logits after its newest computed token."""
+    num_forwards: int = 0
 
     def start(self, ids: torch.Tensor, *, chunk: int = 512, scope: Scope | None = None) -> Sequence:
         """Open, admit and prefill a prompt [1, n] in chunks; the first token is sampled."""
         seq = self.kv.open(ids[0].numpy(), scope=scope)
-        assert self.kv.admit([seq])
+        assert self.kv.admit([seq], min(chunk, seq.length - seq.hit))
         self.prefill(seq, chunk=chunk)
         return seq
 
@@ -48,18 +50,35 @@ class Driver:
 
     @torch.no_grad()
     def run(self, seqs: list[Sequence], num_new: int | list[int]) -> None:
-        """One forward over all sequences; those that reach their last known token sample one."""
+        """One step over all sequences; those that reach their last known token sample one.
+
+        One forward, unless the model needs rows that are alike.
+        """
         counts = np.array(np.broadcast_to(np.asarray(num_new, np.int64), len(seqs)))
-        ids = _right_aligned(seqs, counts)
-        with self.kv.step(seqs, counts) as step, self.cache.bind(step) as inputs:
-            logits = self.model(ids, cache=self.cache, use_cache=True, **inputs).logits[:, -1]
-        sampled = logits.argmax(-1).numpy().copy()
+        sampled = np.full(len(seqs), -1)
+        with self.kv.step(seqs, counts) as step:
+            for rows in self._calls(step.starts, counts):
+                sampled[rows] = self._forward([seqs[i] for i in rows], counts[rows], step, rows)
         for i, seq in enumerate(seqs):
-            self.logits[id(seq)] = logits[i]
             if seq.computed + counts[i] < seq.length:
                 sampled[i] = -1
         self.kv.commit(seqs, sampled)
         self.kv.check()
+
+    def _calls(self, starts: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+        if self.cache.needs_equal_rows:
+            return self.cache.split(starts, counts)
+        return [np.arange(len(counts))]
+
+    def _forward(
+        self, seqs: list[Sequence], counts: np.ndarray, step: Step, rows: np.ndarray
+    ) -> np.ndarray:
+        ids = _right_aligned(seqs, counts)
+        with self.cache.bind(step, rows.tolist()) as inputs:
+            logits = self.model(ids, cache=self.cache, use_cache=True, **inputs).logits[:, -1]
+        self.num_forwards += 1
+        self.logits.update((id(seq), logits[i]) for i, seq in enumerate(seqs))
+        return logits.argmax(-1).numpy()
 
     def choose(self, seq: Sequence, token: int) -> None:
         """Replace the sampled token that is not computed yet."""

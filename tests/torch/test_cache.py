@@ -7,94 +7,19 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.torch.tiny import FAMILIES, prompt, tiny_model
-from transformers import AutoConfig
 
 from kvtide import ConfigError, KVManager, Layout, MemfdMemory, UsageError
-from kvtide.layout import Buffer, FullSpec, IndexerSpec, StateSpec, WindowSpec
+from kvtide.layout import Buffer, FullSpec, IndexerSpec, LatentSpec, StateSpec, WindowSpec
 from kvtide.torch import PagedCache, layout_from_model, page_view
-from kvtide.torch.layers import PagedStateLayer
+from kvtide.torch.states import PagedStateLayer, StateView
 from kvtide.torch.views import StatePages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.torch.driver import Driver
-    from transformers.cache_utils import DynamicCache
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
-
-
-def shapes_of(cache: DynamicCache, layer: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """What transformers' own cache holds of one token (or state) in one layer."""
-    held = cache.layers[layer]
-    if hasattr(held, "recurrent_states"):
-        conv, recurrent = held.conv_states[0], held.recurrent_states[0]
-        return {
-            "conv": (tuple(conv.shape[1:]), conv.dtype),
-            "recurrent": (tuple(recurrent.shape[1:]), recurrent.dtype),
-        }
-    if getattr(held, "keys", None) is None:
-        return {}
-    names = ("latent", "rope") if hasattr(held, "indexer_keys") else ("key", "value")
-    shapes = {
-        name: ((held_.shape[1], held_.shape[3]), held_.dtype)
-        for name, held_ in zip(names, (held.keys, held.values), strict=True)
-    }
-    if names == ("latent", "rope"):
-        shapes = {name: (shape[1:], dtype) for name, (shape, dtype) in shapes.items()}
-        shapes["index_key"] = ((held.indexer_keys.shape[2],), held.indexer_keys.dtype)
-    return shapes
-
-
-@every_family
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_layout_is_what_transformers_caches(family: str, dtype: torch.dtype) -> None:
-    model = tiny_model(family, dtype)
-    with torch.no_grad():
-        cache = model(prompt(24), use_cache=True).cache
-    layout = layout_from_model(model, block_tokens=4)
-    for layer in range(len(cache.layers)):
-        stored = {
-            buffer.name: (buffer.shape, getattr(torch, buffer.dtype))
-            for group in layout.groups
-            if layer in group.layers
-            for buffer in group.buffers
-        }
-        assert stored == shapes_of(cache, layer)
-
-
-def test_windows_and_state_intervals() -> None:
-    model = tiny_model("gemma3_text")
-    assert [g.name for g in layout_from_model(model, block_tokens=4).groups] == [
-        "window_16",
-        "full",
-    ]
-    short = layout_from_model(model, block_tokens=4, max_tokens=16)
-    assert [g.name for g in short.groups] == ["full"]
-    hybrid = layout_from_model(tiny_model("qwen3_next"), block_tokens=12)
-    assert hybrid.group("state").lifetime.interval_tokens == 252  # type: ignore[union-attr]
-
-
-def test_a_configuration_alone_is_enough_with_a_dtype() -> None:
-    config = tiny_model("qwen3").config
-    layout = layout_from_model(config, block_tokens=4, dtype="bfloat16")
-    assert layout.bytes_per_token == 3 * 2 * 2 * 16 * 2
-    config = AutoConfig.for_model("qwen3")
-    with pytest.raises(ConfigError, match="dtype is None; pass dtype"):
-        layout_from_model(config, block_tokens=4)
-
-
-def test_unknown_models_are_named() -> None:
-    with pytest.raises(ConfigError, match="model_type is 'llama'; layouts are known for"):
-        layout_from_model(AutoConfig.for_model("llama"), block_tokens=4, dtype="float32")
-    config = AutoConfig.for_model("qwen3", num_hidden_layers=2, layer_types=["full_attention"] * 2)
-    config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(ConfigError, match="layer_types of 'qwen3' has 'linear_attention'"):
-        layout_from_model(config, block_tokens=4, dtype="float32")
-    config = AutoConfig.for_model("qwen3", num_hidden_layers=1)
-    config.num_key_value_heads = None
-    with pytest.raises(ConfigError, match="num_key_value_heads of 'qwen3' is None"):
-        layout_from_model(config, block_tokens=4, dtype="float32")
 
 
 def manager(layout: Layout) -> KVManager:
@@ -136,7 +61,23 @@ def test_another_dtype_is_refused() -> None:
     ("layers", "words"),
     [
         ({0: WindowSpec(window=8, sinks=2, kv_heads=1, head_dim=4, dtype="float32")}, "2 sink"),
-        ({0: IndexerSpec(dim=4, dtype="float32")}, "layer 0 is in groups indexer"),
+        (
+            {0: (IndexerSpec(dim=4, dtype="float32"), IndexerSpec(dim=8, dtype="float32"))},
+            "layer 0 is in groups indexer, indexer_2",
+        ),
+        (
+            {0: FullSpec(kv_heads=1, head_dim=4, dtype="int8")},
+            "stores key_scale, value_scale, which .* kv_dtype and index_dtype of the model",
+        ),
+        (
+            {0: FullSpec(kv_heads=1, head_dim=4, dtype="int4")},
+            "stores key, key_scale, value, value_scale, which",
+        ),
+        ({0: LatentSpec(rank=128, rope_dim=4, dtype="fp8_ds_mla")}, "stores latent, which"),
+        (
+            {0: IndexerSpec(dim=8, dtype="float8_e4m3fn", scale_bytes=4)},
+            "stores index_scale, which",
+        ),
         (
             {
                 0: (
@@ -230,15 +171,19 @@ def test_states_of_several_kinds_in_one_layer() -> None:
     )
     with manager(Layout.from_layers({0: spec}, block_tokens=4)) as kv:
         pages = StatePages(kv.pools["state"], kv.layout.groups[0])
-        layer = PagedStateLayer(pages, 0, ("conv", "conv_2", "recurrent"))
+        layer = PagedStateLayer(StateView(pages, 0, ("conv", "conv_2", "recurrent")))
         states = pages.blank(1)
         layer.attach(states, is_started=False)
-        assert layer.number_of_states == 2
-        full = layer.update_conv_state(torch.ones(1, 2, 2), 1)
+        assert layer.number_of_states == 3
+        full = layer.update_conv_state(torch.ones(1, 2, 2), 2)
         assert full[0, 0].tolist() == [0, 1, 1]
         assert pages.part(states, 0, "conv_2")[0, 1].tolist() == [0, 1, 1]
-        assert layer.has_previous_state == {0: False, 1: True}
-        assert layer.update_conv_state(torch.full((1, 2, 1), 5.0), 1).shape[-1] == 4
+        assert layer.has_previous_state == {0: False, 1: False, 2: True}
+        assert layer.update_conv_state(torch.full((1, 2, 1), 5.0), 2).shape[-1] == 4
+        with pytest.raises(UsageError, match=r"keeps conv, conv_2, recurrent .* needs 'conv_1'"):
+            layer.update_conv_state(torch.ones(1, 2, 2), 1)
+        with pytest.raises(ConfigError, match=r"state in torch.float64.* stores torch.float32"):
+            layer.update_recurrent_state(torch.ones(1, 2, 3, dtype=torch.float64))
         assert pages.part(states, 0, "conv_2")[0, 1].tolist() == [1, 1, 5]
         layer.detach()
         with pytest.raises(UsageError, match="no forward is bound"):

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 import torch
-from tests.torch.tiny import ATTENTION_ONLY, FAMILIES, expected, prompt
+from tests.torch.tiny import (
+    ATTENTION_ONLY,
+    FAMILIES,
+    KINDS,
+    PADDED_DTYPES,
+    expected,
+    prompt,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +29,14 @@ if TYPE_CHECKING:
 LENGTHS = (40, 23, 9, 31)
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def every_family_with(name: str, first: int, *others: int) -> pytest.MarkDecorator:
+    """Every family with the first value, one of every kind of cache with the others too."""
+    cases = [(family, first) for family in FAMILIES]
+    cases += [(family, value) for family in KINDS for value in others]
+    return pytest.mark.parametrize(("family", name), cases)
+
 
 # Everything runs in float64, where the order of a sum cannot flip a token; but the recurrent layers
 # compute in float32 whatever they are given, so logits may differ by their rounding.
@@ -44,8 +59,7 @@ def tokens_of(seq: Sequence) -> torch.Tensor:
     return torch.from_numpy(seq.tokens.astype("int64"))[None]
 
 
-@every_family
-@pytest.mark.parametrize("block_tokens", [4, 16, 3])
+@every_family_with("block_tokens", 4, 16, 3)
 def test_one_sequence(family: str, block_tokens: int, drive: Drive) -> None:
     driver = drive(family, block_tokens=block_tokens)
     ids = prompt(40)
@@ -55,8 +69,7 @@ def test_one_sequence(family: str, block_tokens: int, drive: Drive) -> None:
     assert_same_logits(driver.model, seq.tokens[:-1], driver.logits[id(seq)])
 
 
-@every_family
-@pytest.mark.parametrize("chunk", [1, 7, 16])
+@every_family_with("chunk", 7, 1, 16)
 def test_prompt_in_chunks(family: str, chunk: int, drive: Drive) -> None:
     driver = drive(family)
     ids = prompt(45)
@@ -78,7 +91,7 @@ def test_ragged_batch(family: str, drive: Drive) -> None:
 
 @pytest.mark.parametrize("family", ATTENTION_ONLY)
 def test_several_prompts_in_one_forward(family: str, drive: Drive) -> None:
-    driver = drive(family)
+    driver = drive(family, dtype=PADDED_DTYPES.get(family, torch.float64))
     prompts = [prompt(n, seed=n) for n in LENGTHS]
     seqs = [driver.kv.open(ids[0].numpy()) for ids in prompts]
     assert driver.kv.admit(seqs)
@@ -87,6 +100,22 @@ def test_several_prompts_in_one_forward(family: str, drive: Drive) -> None:
     driver.decode(seqs, 11)
     for ids, seq, length in zip(prompts, seqs, LENGTHS, strict=True):
         assert answer(seq, length) == expected(driver.model, ids, 12)
+
+
+@every_family
+def test_equal_rows_in_one_forward(family: str, drive: Drive) -> None:
+    driver = drive(family)
+    prompts = [prompt(21, seed=n) for n in range(3)]
+    seqs = [driver.kv.open(ids[0].numpy()) for ids in prompts]
+    assert driver.kv.admit(seqs)
+    driver.run(seqs, driver.kv.chunk(seqs[0], 13))
+    for seq in seqs:
+        driver.prefill(seq)
+    before = driver.num_forwards
+    driver.decode(seqs, 11)
+    assert driver.num_forwards - before == 11
+    for ids, seq in zip(prompts, seqs, strict=True):
+        assert answer(seq, 21) == expected(driver.model, ids, 12)
 
 
 @every_family
@@ -188,7 +217,7 @@ def test_resume_after_everything_was_dropped(family: str, drive: Drive) -> None:
 
 @every_family
 def test_pages_move_in_mid_generation(family: str, drive: Drive) -> None:
-    driver = drive(family, block_tokens=3, num_bytes=2 << 20, spare_pool=True)
+    driver = drive(family, block_tokens=3, tight=8, spare_pool=True)
     prompts = [prompt(n, seed=n) for n in LENGTHS]
     seqs = [driver.start(ids, chunk=13) for ids in prompts]
     relocated = 0
@@ -205,8 +234,7 @@ def test_pages_move_in_mid_generation(family: str, drive: Drive) -> None:
 
 @every_family
 def test_prefixes_come_and_go_under_eviction(family: str, drive: Drive) -> None:
-    # Little more than the longest sequence there may be needs.
-    driver = drive(family, num_bytes=224 << 10)
+    driver = drive(family, tight=2)
     hits = 0
     for turn in range(12):
         ids = torch.cat([prompt(24, seed=turn // 3), prompt(12 + turn, seed=50 + turn)], 1)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.torch.tiny import FAMILIES, expected, prompt, tiny_model
+from tests.torch.tiny import (
+    EQUAL_ROWS,
+    FAMILIES,
+    PADDED_DTYPES,
+    expected,
+    prompt,
+    tiny_model,
+)
 
 from kvtide import CapacityError, KVManager, MemfdMemory, UsageError
 from kvtide.torch import PagedCache, layout_from_model
@@ -30,14 +37,21 @@ def test_one_prompt(family: str) -> None:
     assert out[0, 40:].tolist() == expected(model, ids, 20)
 
 
+# MiniMax's own cache asks its first layer how many tokens there are, which keeps none, and so its
+# mask shows the padding: only rows on their own are right.
 @every_family
 def test_left_padded_batch(family: str) -> None:
-    model = tiny_model(family)
-    ids, mask = left_padded((33, 12, 20))
+    model = tiny_model(family, PADDED_DTYPES.get(family, torch.float64))
+    lengths = (33, 12, 20)
+    ids, mask = left_padded(lengths)
     settings = {"attention_mask": mask, "max_new_tokens": 20, "do_sample": False}
-    want = model.generate(ids, **settings)
     with PagedCache.for_generate(model, MEMORY) as cache:
-        assert model.generate(ids, cache=cache, **settings).equal(want)
+        out = model.generate(ids, cache=cache, **settings)
+    if family != "minimax":
+        assert out.equal(model.generate(ids, **settings))
+    if family not in EQUAL_ROWS:
+        for row, n in zip(out, lengths, strict=True):
+            assert row[33:].tolist() == expected(model, prompt(n, seed=n), 20)
 
 
 @every_family
@@ -56,7 +70,10 @@ def test_a_second_call_continues(family: str) -> None:
     with PagedCache.for_generate(model, MEMORY) as cache:
         first = model.generate(ids, cache=cache, max_new_tokens=8, do_sample=False)
         longer = torch.cat([first, prompt(7, seed=3)], 1)
-        second = model.generate(longer, cache=cache, max_new_tokens=8, do_sample=False)
+        mask = torch.ones_like(longer)  # else an answer's padding token would count as padding
+        second = model.generate(
+            longer, attention_mask=mask, cache=cache, max_new_tokens=8, do_sample=False
+        )
     assert second[0, longer.shape[1] :].tolist() == expected(model, longer, 8)
 
 

@@ -38,21 +38,21 @@ class TorchRunner:
     def __init__(self, model: PreTrainedModel, kv: KVManager, *, watch: Stopwatch) -> None:
         self._model: Any = model
         self._kv, self._watch = kv, watch
-        self._cache: PagedCache | None = PagedCache(kv)
+        self._cache: PagedCache | None = PagedCache(kv, self._model)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> IntArray:
         """Compute the plan's tokens inside one manager step; -1 where no token is due.
 
-        Rows with equally many new tokens share a forward: those that generate are one, and nothing
-        is padded in its new tokens.
+        Rows that are alike, as `PagedCache.split` says, share a forward: those that generate are
+        one for most models, and nothing is padded in its new tokens.
         """
+        assert self._cache is not None, "the runner is closed"
         tokens = np.full(len(plan.rows), -1, dtype=np.int64)
         with ExitStack() as stack:
             with self._watch:
                 step = stack.enter_context(self._kv.step(plan.batch, plan.num_new))
-            for num_new in np.unique(plan.num_new):
-                indices = np.flatnonzero(plan.num_new == num_new)
+            for indices in self._cache.split(step.starts, plan.num_new):
                 tokens[indices] = self._forward([plan.rows[i] for i in indices], step, indices)
         return tokens
 

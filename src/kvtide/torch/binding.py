@@ -1,4 +1,4 @@
-"""The forward in progress: page indices computed once per group, scratch memory, state pages."""
+"""The forward in progress: page indices computed once per group, state pages copied out and in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvtide.types import ceil_div
 if TYPE_CHECKING:
     from kvtide.layout import LayerGroup
     from kvtide.torch.forward import Forward
-    from kvtide.torch.layers import PagedStateLayer
+    from kvtide.torch.scratch import Scratch
     from kvtide.torch.views import Grid, StatePages, TokenRows, TokenShape
     from kvtide.types import IntArray, PageArray
 
@@ -31,38 +31,30 @@ class HasRows(Protocol):
         ...
 
 
-class Scratch:
-    """Reused memory for what layers return, one piece per role and dtype; grows, never shrinks.
+class HasState(Protocol):
+    """A cache layer that keeps a state."""
 
-    A fresh tensor per layer would miss the processor's caches and fault in new memory every time;
-    reuse made gather and attention about 2.5 times faster on a CPU.
-    """
+    def attach(self, states: torch.Tensor, *, is_started: bool) -> None:
+        """Look into `states` [batch, page_bytes] for the forward that begins."""
+        ...
 
-    def __init__(self) -> None:
-        self._pieces: dict[tuple[str, torch.dtype], torch.Tensor] = {}
-
-    def take(self, role: str, dtype: torch.dtype, num_elements: int) -> torch.Tensor:
-        """A flat tensor of this size, valid until the same role is taken again."""
-        key = (role, dtype)
-        piece = self._pieces.get(key)
-        if piece is None or piece.numel() < num_elements:
-            with torch.inference_mode(mode=False):
-                piece = torch.empty(num_elements + num_elements // 4, dtype=dtype)
-            self._pieces[key] = piece
-        return piece[:num_elements]
+    def detach(self) -> None:
+        """Let go of them."""
+        ...
 
 
 class Places(NamedTuple):
-    """Unit indices of one grid, int64: all visible tokens, and the new ones among them."""
+    """Unit indices of one grid, int64: all visible entries, and the new ones among them."""
 
     visible: torch.Tensor
     new: torch.Tensor
 
 
 class TokenGroup:
-    """A group of token pages, and where the tokens of the forward in progress are.
+    """A group of token pages, and where the entries of the forward in progress are.
 
-    Everything that the layers of the group have in common is computed once a forward.
+    An entry is a token, or what stands for `ratio` tokens. Everything that the layers of the group
+    have in common is computed once a forward.
     """
 
     def __init__(self, group: LayerGroup, table: HasRows, scratch: Scratch) -> None:
@@ -74,7 +66,8 @@ class TokenGroup:
                     "transformers' masks cannot show them, use sinks = 0"
                 )
             self.window = group.lifetime.tokens
-        self._block_tokens = group.block_tokens
+        self.ratio = group.ratio
+        self._entries = group.entries
         self._table = table
         self._scratch = scratch
         self._forward: Forward | None = None
@@ -82,10 +75,12 @@ class TokenGroup:
         self._cells: tuple[IntArray, IntArray] | None = None
         self._places: dict[Grid, Places] = {}
         self._targets: dict[tuple[str, TokenShape], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._epoch = 0
 
     def begin(self, forward: Forward, rows: IntArray) -> None:
         """Start a forward over these table rows; indices are computed when first wanted."""
-        self._forward, self._rows = forward, rows
+        self._forward = forward if self.ratio == 1 else forward.folded(self.ratio)
+        self._rows = rows
 
     def end(self) -> None:
         """Forget the forward."""
@@ -93,25 +88,38 @@ class TokenGroup:
         self._places.clear()
         self._targets.clear()
 
-    def write(self, rows: TokenRows, tokens: torch.Tensor) -> None:
-        """Write new tokens [batch * num_queries, elements]; padding columns are left out."""
+    def write(self, rows: TokenRows, entries: torch.Tensor) -> None:
+        """Write new entries [batch * new, elements]; padding columns are left out."""
         forward = self._bound()
-        _require_fitting(forward, rows, tokens)
+        _require_fitting(forward, rows, entries)
         if not forward.is_even:
-            tokens = tokens[tensor_of(forward.is_new().reshape(-1))]
-        rows.write(self._places_in(rows.grid).new, tokens)
+            entries = entries[tensor_of(forward.is_new().reshape(-1))]
+        if len(entries):
+            rows.write(self._places_in(rows.grid).new, entries)
 
-    def read(self, rows: TokenRows, role: str) -> torch.Tensor:
-        """All visible tokens, [batch, width, *shape], in the scratch memory of this role."""
+    def read(self, rows: TokenRows, role: str, *, heads: bool) -> torch.Tensor:
+        """All visible entries, [batch, width, dim], or with `heads` [batch, heads, width, dim].
+
+        They lie in the scratch memory of this role, until it is read into again; if somebody still
+        holds the returned tensor then, the memory is theirs.
+        """
+        if self._epoch != self._scratch.reclaim(role, rows.shape.dtype):
+            self._targets.clear()
         key = (role, rows.shape)
         if key not in self._targets:
             self._targets[key] = self._target(rows, role)
+            self._epoch = self._scratch.epoch
         units, shaped = self._targets[key]
         rows.read(self._places_in(rows.grid).visible, units)
-        return shaped
+        if shaped.dim() == 4:
+            found = shaped.transpose(1, 2)
+        else:
+            found = shaped.unsqueeze(1) if heads else shaped.view(shaped.shape)
+        self._scratch.lend(role, rows.shape.dtype, found)
+        return found
 
     def _target(self, rows: TokenRows, role: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scratch memory for all visible tokens: as units, and as [batch, width, *shape]."""
+        """Scratch memory for all visible entries: as units, and as [batch, width, *shape]."""
         forward = self._bound()
         batch, width = forward.batch_size, forward.width(self.window)
         flat = self._scratch.take(role, rows.shape.dtype, batch * width * rows.shape.num_elements)
@@ -125,12 +133,12 @@ class TokenGroup:
     def _compute(self, grid: Grid) -> Places:
         forward = self._bound()
         if self._cells is None:
-            num_blocks = ceil_div(forward.length, self._block_tokens)
+            num_blocks = ceil_div(forward.length, self._entries)
             table = self._table.rows[self._rows, :num_blocks]
-            self._cells = forward.pages(table, forward.width(self.window), self._block_tokens)
+            self._cells = forward.pages(table, forward.width(self.window), self._entries)
         pages, offsets = self._cells
         units = pages * grid.page_units + offsets * grid.row_units
-        new = units[:, -forward.num_queries :]
+        new = units[:, units.shape[1] - forward.num_queries :]
         fresh = new.reshape(-1) if forward.is_even else new[forward.is_new()]
         return Places(_expand(units.reshape(-1), grid), _expand(fresh, grid))
 
@@ -141,26 +149,26 @@ class TokenGroup:
 
 
 def _expand(tokens: IntArray, grid: Grid) -> torch.Tensor:
-    """First unit of each token -> every unit of each token."""
+    """First unit of each entry -> every unit of each entry."""
     if grid.row_units > 1:
         tokens = (tokens[:, None] + np.arange(grid.row_units)).reshape(-1)
     return tensor_of(tokens)
 
 
-def _require_fitting(forward: Forward, rows: TokenRows, tokens: torch.Tensor) -> None:
+def _require_fitting(forward: Forward, rows: TokenRows, entries: torch.Tensor) -> None:
     want = (forward.batch_size * forward.num_queries, rows.shape.num_elements)
-    if tokens.shape != want:
+    if entries.shape != want:
         raise UsageError(
-            f"the model wrote tokens and elements {tuple(tokens.shape)}, but the bound forward "
+            f"the model wrote tokens and elements {tuple(entries.shape)}, but the bound forward "
             f"and the layout say {want}; bind the sequences of this batch, and build the "
             "layout from this model"
         )
-    if tokens.dtype != rows.shape.dtype:
+    if entries.dtype != rows.shape.dtype:
         raise ConfigError(
-            f"the model writes {tokens.dtype}, the layout stores {rows.shape.dtype}; "
+            f"the model writes {entries.dtype}, the layout stores {rows.shape.dtype}; "
             "build the layout with the model's dtype"
         )
-    if tokens.requires_grad:
+    if entries.requires_grad:
         raise UsageError("a paged cache keeps no gradients; call the model in torch.no_grad()")
 
 
@@ -170,35 +178,43 @@ class StateGroup:
     def __init__(self, group: LayerGroup, table: HasRows, pages: StatePages) -> None:
         self._name = group.name
         self._table = table
-        self._pages = pages
+        self.pages = pages
         self._at = torch.zeros(0, dtype=torch.int64)
         self._states = torch.zeros(0)
-        self.layers: list[PagedStateLayer] = []
+        self.layers: list[HasState] = []
 
     def begin(self, forward: Forward, rows: IntArray) -> None:
         """Copy the states of the rows out, or start blank ones if nothing is computed yet."""
-        if not forward.is_even:
-            raise UsageError(
-                f"group {self._name!r} holds state: all sequences of a forward must compute "
-                f"equally many tokens, got {forward.num_new}; run them one by one"
-            )
+        self._require_alike(forward)
         self._at = tensor_of(self._table.rows[rows, 0].astype(np.int64))
         if forward.is_fresh:
-            self._states = self._pages.blank(forward.batch_size)
+            self._states = self.pages.blank(forward.batch_size)
         else:
-            self._states = self._pages.read(self._at)
+            self._states = self.pages.read(self._at)
         for layer in self.layers:
             layer.attach(self._states, is_started=not forward.is_fresh)
 
     def write_back(self) -> None:
         """Make what the layers left in the copies the state of the sequences."""
-        self._pages.write(self._at, self._states)
+        self.pages.write(self._at, self._states)
 
     def end(self) -> None:
         """Take the copies away from the layers."""
         for layer in self.layers:
             layer.detach()
         self._states = torch.zeros(0)
+
+    def _require_alike(self, forward: Forward) -> None:
+        if not forward.is_even:
+            raise UsageError(
+                f"group {self._name!r} holds state: all sequences of a forward must compute "
+                f"equally many tokens, got {forward.num_new}; run them one by one"
+            )
+        if forward.is_mixed:
+            raise UsageError(
+                f"group {self._name!r} holds state: a forward has sequences with a past, or "
+                f"without one, got starts {forward.starts}; PagedCache.split tells them apart"
+            )
 
 
 class Binding:
@@ -208,27 +224,29 @@ class Binding:
         self.tokens = tokens
         self.states = states
         self.idle_length = 0
-        self._forward: Forward | None = None
+        self.is_one_batch = False
+        """Whether all forwards are of one batch, whose padding counts as tokens."""
+        self.current: Forward | None = None
 
     @property
     def forward(self) -> Forward:
         """The forward in progress; UsageError if there is none."""
-        if self._forward is None:
+        if self.current is None:
             raise UsageError(UNBOUND)
-        return self._forward
+        return self.current
 
     @property
     def past(self) -> int:
         """Columns before the new tokens of this forward, or `idle_length` between forwards."""
-        return self.idle_length if self._forward is None else self._forward.past
+        return self.idle_length if self.current is None else self.current.past
 
     def begin(self, forward: Forward, rows: IntArray) -> None:
         """Start a forward over these table rows; UsageError if one is in progress."""
-        if self._forward is not None:
+        if self.current is not None:
             raise UsageError("a forward is bound already; leave its `with cache.bind(...)` first")
         for group in (*self.states.values(), *self.tokens.values()):
             group.begin(forward, rows)
-        self._forward = forward
+        self.current = forward
 
     def commit(self) -> None:
         """Write the states back; token pages were written as the layers went."""
@@ -239,4 +257,4 @@ class Binding:
         """Leave the forward, whatever became of it."""
         for group in (*self.states.values(), *self.tokens.values()):
             group.end()
-        self._forward = None
+        self.current = None

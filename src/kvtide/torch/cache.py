@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
-from transformers.cache_utils import Cache, DummyLayer
+from transformers.cache_utils import Cache
 
-from kvtide.errors import ConfigError
-from kvtide.torch.binding import Binding, Scratch, StateGroup, TokenGroup
+from kvtide.errors import UsageError
+from kvtide.torch.assemble import bind_groups, layers_of
 from kvtide.torch.convert import tensor_of
 from kvtide.torch.forward import Forward
-from kvtide.torch.layers import PagedIndexedLayer, PagedLayer, PagedStateLayer
-from kvtide.torch.views import StatePages, TokenRows
+from kvtide.torch.linear_cache import keeps_linear_cache, with_linear_cache
+from kvtide.torch.model_layout import selects_columns
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from kvtide.layout import LayerGroup, Layout
+    from kvtide.layout import Layout
     from kvtide.manager import KVManager
     from kvtide.torch.binding import HasRows
     from kvtide.torch.generate import GenerateCache
+    from kvtide.torch.model_layout import HasConfig
     from kvtide.torch.views import HasArena
     from kvtide.types import IntArray
 
@@ -86,25 +87,37 @@ class PagedCache(Cache):
                 out = model(input_ids, cache=cache, use_cache=True, **inputs)
 
     The batch is aligned at its right end: `input_ids` [n, max(num_new)] of a sequence with fewer
-    new tokens is padded on the left, and its padding is never written. Page tables are read when a
-    forward is bound, so pages may have moved since the last one. Holds views of the arenas: let it
-    go before the manager closes them.
+    new tokens is padded on the left, and its padding is never written; where a model cannot take
+    such rows together, `split` tells them apart. Page tables are read when a forward is bound, so
+    pages may have moved since the last one. Holds views of the arenas: let it go before the
+    manager closes them. `model` is the model (or anything with its `config`): some say only there
+    that their rows must be alike; without it they are refused when it matters.
     """
 
-    def __init__(self, kv: Paged) -> None:
-        groups = kv.layout.groups
-        scratch = Scratch()
-        token_groups = {
-            g.name: TokenGroup(g, kv.tables[g.name], scratch) for g in groups if not g.is_state
-        }
-        state_groups = {
-            g.name: StateGroup(g, kv.tables[g.name], StatePages(kv.pools[g.name], g))
-            for g in groups
-            if g.is_state
-        }
-        self._binding = Binding(token_groups, state_groups)
-        num_layers = 1 + max(max(group.layers) for group in groups)
-        super().__init__(layers=[self._layer(kv, layer) for layer in range(num_layers)])
+    def __new__(cls, kv: Paged, model: HasConfig | None = None) -> Self:
+        """A `MiniMaxCache` too, for layouts of the models that take no other."""
+        made = with_linear_cache(cls) if keeps_linear_cache(kv.layout) else cls
+        return super().__new__(made)
+
+    def __init__(self, kv: Paged, model: HasConfig | None = None) -> None:
+        self._binding = bind_groups(kv.layout, kv.pools, kv.tables)
+        self._has_state = bool(self._binding.states)
+        self.needs_equal_rows = any(group.ratio > 1 for group in kv.layout.groups)
+        """Whether all rows of a forward must have the same past and compute equally many tokens."""
+        if model is not None and selects_columns(model.config):
+            self.needs_equal_rows = True
+        layers = layers_of(kv.layout, kv.pools, self._binding)
+        Cache.__init__(self, layers=layers)  # not super(): MiniMaxCache takes no layers
+
+    def split(self, starts: IntArray, num_new: IntArray) -> list[IntArray]:
+        """Which rows of a step may share a model call: their indices, ascending, call by call.
+
+        Rows of a call compute equally many tokens, so that new tokens are never padded. Where there
+        is state, all of them have a past or none; where `needs_equal_rows`, the same past.
+        """
+        apart = starts if self.needs_equal_rows else (starts > 0) & self._has_state
+        kinds = num_new * (int(starts.max(initial=0)) + 2) + apart
+        return [np.flatnonzero(kinds == kind) for kind in np.unique(kinds)]
 
     @contextmanager
     def bind(
@@ -121,6 +134,12 @@ class PagedCache(Cache):
         forward = Forward(
             np.asarray(step.starts, np.int64)[chosen], np.asarray(step.num_new, np.int64)[chosen]
         )
+        if self.needs_equal_rows and not forward.is_uniform:
+            raise UsageError(
+                f"this model folds or selects blocks of tokens, so all rows of a forward must be "
+                f"alike, got starts {forward.starts} and num_new {forward.num_new}; "
+                "bind them apart, as `split` says"
+            )
         self._binding.begin(forward, np.asarray(step.batch.rows, np.int64)[chosen])
         try:
             yield _inputs(forward)
@@ -146,7 +165,7 @@ class PagedCache(Cache):
         from kvtide.torch.generate import GenerateCache, manager_for  # noqa: PLC0415 (its base)
 
         if not isinstance(memory, int):
-            return GenerateCache(model, memory, owns_manager=False)
+            return GenerateCache(memory, model, owns_manager=False)
         kv = manager_for(
             model,
             memory,
@@ -154,57 +173,7 @@ class PagedCache(Cache):
             max_tokens=max_tokens,
             max_sequences=max_sequences,
         )
-        return GenerateCache(model, kv, owns_manager=True)
-
-    def _layer(self, kv: Paged, layer: int) -> PagedLayer | PagedStateLayer | DummyLayer:
-        """The cache layer of one model layer, from the groups that hold something of it."""
-        groups = [group for group in kv.layout.groups if layer in group.layers]
-        index = [g for g in groups if g.buffers[0].name == "index_key"]
-        rest = [g for g in groups if g.buffers[0].name != "index_key"]
-        if not groups:
-            return DummyLayer()
-        if len(rest) != 1 or len(index) > 1:
-            names = ", ".join(group.name for group in groups)
-            raise ConfigError(
-                f"layer {layer} is in groups {names}; a cache layer is made of one group of keys "
-                "and values, latents or state, and at most one of indexer keys"
-            )
-        group, position = rest[0], rest[0].layers.index(layer)
-        pool = kv.pools[group.name]
-        if group.is_state:
-            return self._state_layer(group, position, StatePages(pool, group))
-        pair = _pair(pool, group, position)
-        mine = self._binding.tokens[group.name]
-        if not index:
-            return PagedLayer(self._binding, mine, pair)
-        at = index[0].layers.index(layer)
-        return PagedIndexedLayer(
-            self._binding,
-            mine,
-            pair,
-            index_group=self._binding.tokens[index[0].name],
-            index_rows=TokenRows(
-                kv.pools[index[0].name], index[0], layer_position=at, name="index_key"
-            ),
-        )
-
-    def _state_layer(self, group: LayerGroup, position: int, pages: StatePages) -> PagedStateLayer:
-        names = tuple(buffer.name for buffer in group.buffers)
-        layer = PagedStateLayer(pages, position, names)
-        self._binding.states[group.name].layers.append(layer)
-        return layer
-
-
-def _pair(pool: HasArena, group: LayerGroup, position: int) -> tuple[TokenRows, TokenRows]:
-    """The two buffers `update` writes: keys and values, or latents and rotary keys."""
-    names = [buffer.name for buffer in group.buffers]
-    if names not in (["key", "value"], ["latent", "rope"]):
-        raise ConfigError(
-            f"group {group.name!r} stores {', '.join(names)}; "
-            "a cache layer stores key and value, or latent and rope"
-        )
-    first, second = (TokenRows(pool, group, layer_position=position, name=name) for name in names)
-    return first, second
+        return GenerateCache(kv, model, owns_manager=True)
 
 
 def _inputs(forward: Forward) -> dict[str, torch.Tensor]:

@@ -23,13 +23,14 @@ class Forward:
 
     Every row ends in the last column, so a row with fewer tokens has padding on its left, as a
     left-padded batch in `generate`; a model that masks its padding needs to know nothing of pages.
-    `starts` and `num_new` are int64 [batch]: tokens computed before, tokens computed now (>= 1).
+    `starts` and `num_new` are int64 [batch]: tokens computed before, tokens computed now (>= 1,
+    or `least_new`).
     """
 
-    def __init__(self, starts: IntArray, num_new: IntArray) -> None:
-        if len(starts) == 0 or num_new.min() < 1 or starts.min() < 0:
+    def __init__(self, starts: IntArray, num_new: IntArray, *, least_new: int = 1) -> None:
+        if len(starts) == 0 or num_new.min() < least_new or starts.min() < 0:
             raise UsageError(
-                f"a forward needs sequences with starts >= 0 and num_new >= 1, "
+                f"a forward needs sequences with starts >= 0 and num_new >= {least_new}, "
                 f"got starts {starts} and num_new {num_new}"
             )
         self.starts = starts
@@ -40,6 +41,8 @@ class Forward:
         self.past = self.length - self.num_queries
         self.is_fresh = not starts.any()
         """Whether no row has a past: what is written now is all there is to read."""
+        self.is_mixed = not self.is_fresh and not starts.all()
+        """Whether some rows have a past and others have none."""
         self.is_even = bool((num_new == self.num_queries).all())
         """Whether all rows compute equally many tokens."""
         self.is_padded = bool((self.ends != self.length).any())
@@ -50,6 +53,16 @@ class Forward:
     def batch_size(self) -> int:
         """Number of sequences."""
         return len(self.starts)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all rows have the same past and compute equally many tokens."""
+        return self.is_even and not self.is_padded
+
+    def folded(self, ratio: int) -> Forward:
+        """The same in entries that stand for `ratio` tokens each; there may be no new ones."""
+        starts = self.starts // ratio
+        return Forward(starts, self.ends // ratio - starts, least_new=0)
 
     def width(self, window: int | None) -> int:
         """Columns a layer reads, new tokens included; `window` None is full attention.
@@ -67,6 +80,10 @@ class Forward:
         """Position of every query in its sequence, [batch, num_queries]; padding counts as 0."""
         columns = np.arange(self.num_queries) - self.num_queries
         return np.maximum(self.ends[:, None] + columns, 0)
+
+    def past_positions(self) -> IntArray:
+        """Position of every past column in its sequence, [batch, past]; padding counts as 0."""
+        return np.maximum(np.arange(self.past) - (self.length - self.ends)[:, None], 0)
 
     def is_new(self) -> npt.NDArray[np.bool_]:
         """True where a query column holds a new token, [batch, num_queries]."""

@@ -51,9 +51,14 @@ class GenerateCache(PagedCache):
     forward hooks until `close`; each forward is one manager step.
     """
 
-    def __init__(self, model: Hookable, kv: KVManager, *, owns_manager: bool) -> None:
+    def __new__(cls, kv: KVManager, model: Hookable, *, owns_manager: bool) -> Self:
+        """As of every paged cache."""
+        return super().__new__(cls, kv)
+
+    def __init__(self, kv: KVManager, model: Hookable, *, owns_manager: bool) -> None:
         """Follow `model`; with `owns_manager`, `close` shuts the manager down as well."""
         super().__init__(kv)
+        self._binding.is_one_batch = True
         self._kv = kv
         self._owns_manager = owns_manager
         self._sequences: list[Sequence] = []

@@ -5,75 +5,48 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import pad
-from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin
 
 from kvtide.errors import UsageError
+from kvtide.torch.convert import tensor_of
 
 if TYPE_CHECKING:
     from kvtide.torch.binding import Binding, TokenGroup
-    from kvtide.torch.views import StatePages, TokenRows
+    from kvtide.torch.forward import Forward
+    from kvtide.torch.views import TokenRows
 
 
-class PagedLayer(CacheLayerMixin):
-    """Attention over pages; `window` None is full attention.
+class Column:
+    """One buffer of one layer, written and read as the layer's model calls it.
 
-    `update` returns tensors that stay valid until the same group's next layer updates: they live
-    in scratch memory shared by the layers of a forward.
+    `role` names the scratch memory of what is read; buffers in use at the same time have their own.
     """
+
+    def __init__(self, binding: Binding, group: TokenGroup, rows: TokenRows, role: str) -> None:
+        self.group = group
+        self._binding = binding
+        self._rows = rows
+        self._role = role
+
+    def exchange(self, states: torch.Tensor) -> torch.Tensor:
+        """Write new entries, return all visible ones: [batch, heads, n, dim] or [batch, n, dim].
+
+        The result is valid until the same role is read again, or for as long as it is held.
+        """
+        heads = states.dim() == 4
+        entries = states.transpose(1, 2) if heads else states
+        self.group.write(self._rows, entries.flatten(2).flatten(0, 1))
+        if self._binding.forward.is_fresh:
+            return states
+        return self.group.read(self._rows, self._role, heads=heads)
+
+
+class Refusals:
+    """Verbs of transformers' cache layers that only a manager can carry out."""
 
     is_compileable = False
     is_croppable = False
     supports_early_init = False
-
-    def __init__(
-        self, binding: Binding, group: TokenGroup, buffers: tuple[TokenRows, TokenRows]
-    ) -> None:
-        super().__init__()  # pyright: ignore[reportUnknownMemberType]
-        self.is_initialized = True
-        self.is_sliding = group.window is not None
-        self._binding = binding
-        self._group = group
-        self._key_rows, self._value_rows = buffers
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new tokens, return all the layer may read: [batch, heads, width, head_dim]."""
-        if self._binding.forward.is_fresh:
-            self._write(self._key_rows, key_states)
-            self._write(self._value_rows, value_states)
-            return key_states, value_states
-        return self._exchange(self._key_rows, "key", key_states), self._exchange(
-            self._value_rows, "value", value_states
-        )
-
-    def _exchange(self, rows: TokenRows, role: str, states: torch.Tensor) -> torch.Tensor:
-        """Write [batch, heads, q, dim], read back the same of all visible tokens."""
-        self._write(rows, states)
-        tokens = self._group.read(rows, role)
-        return tokens.transpose(1, 2) if tokens.dim() == 4 else tokens.unsqueeze(1)
-
-    def _write(self, rows: TokenRows, states: torch.Tensor) -> None:
-        tokens = states.transpose(1, 2).reshape(-1, states.shape[1] * states.shape[3])
-        self._group.write(rows, tokens)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many columns `update` returns, and the position of the first."""
-        forward = self._binding.forward
-        width = forward.width(self._group.window)
-        return width, forward.length - width
-
-    def get_seq_length(self) -> int:
-        """Tokens computed before this forward, padding included."""
-        return self._binding.past
-
-    def get_max_length(self) -> int:
-        """The window, or -1: the page table sets the limit, not the layer."""
-        return -1 if self._group.window is None else self._group.window
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: pages exist before the first token."""
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refuse: tokens are removed by `KVManager.trim`, which knows whose they are."""
@@ -86,111 +59,114 @@ class PagedLayer(CacheLayerMixin):
     def reset(self) -> None:
         """Refuse: sequences are closed by the manager."""
         raise UsageError("a paged cache cannot reset; close its sequences with KVManager.close")
+
+
+class PagedLayer(Refusals, CacheLayerMixin):
+    """Attention over pages.
+
+    `keys` are keys or latents; `values` values or rotary keys, None if the keys are the values too
+    or there are none. A layer that reads another one's keys and values has neither.
+    """
+
+    def __init__(self, binding: Binding, keys: Column | None, values: Column | None) -> None:
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self.is_initialized = True
+        self.window = None if keys is None else keys.group.window
+        self.is_sliding = self.window is not None
+        self._binding = binding
+        self._keys, self._values = keys, values
+        self._updated: Forward | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the new tokens, return all the layer may read: [batch, heads, width, head_dim]."""
+        if self._keys is None:
+            raise UsageError(
+                "the layout keeps no keys and values of this layer; build it from this model"
+            )
+        self._updated = self._binding.forward
+        keys = self._keys.exchange(key_states)
+        if self._values is not None:
+            return keys, self._values.exchange(value_states)
+        if value_states is key_states:
+            return keys, keys
+        if value_states.shape[-1] == 0:  # latents without rotary keys
+            return keys, keys[..., :0]
+        raise UsageError(
+            "the layout keeps one tensor of this layer and the model caches two; "
+            "build the layout from this model"
+        )
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many columns `update` returns, and the position of the first."""
+        forward = self._binding.forward
+        width = forward.width(self.window)
+        return width, forward.length - width
+
+    def get_seq_length(self) -> int:
+        """Tokens the layer has, padding included; those of this forward once `update` has run."""
+        current = self._binding.current
+        if current is not None and current is self._updated:
+            return current.length
+        return self._binding.past
+
+    def get_max_length(self) -> int:
+        """The window, or -1: the page table sets the limit, not the layer."""
+        return -1 if self.window is None else self.window
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: pages exist before the first token."""
 
 
 class PagedIndexedLayer(PagedLayer):
     """Sparse attention: as `PagedLayer`, with indexer keys in a group of their own."""
 
     def __init__(
-        self,
-        binding: Binding,
-        group: TokenGroup,
-        buffers: tuple[TokenRows, TokenRows],
-        *,
-        index_group: TokenGroup,
-        index_rows: TokenRows,
+        self, binding: Binding, keys: Column | None, values: Column | None, index: Column
     ) -> None:
-        super().__init__(binding, group, buffers)
-        self._index_group = index_group
-        self._index_rows = index_rows
+        super().__init__(binding, keys, values)
+        self._index = index
+        self._positions: torch.Tensor | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `PagedLayer.update`; `keys` then has the shape of all keys, and no memory."""
+        found = super().update(key_states, value_states)
+        self.keys = torch.empty(found[0].shape, device="meta")  # GLM-5.3 looks how many there are
+        return found
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """Write new indexer keys [batch, q, dim], return all of them: [batch, width, dim]."""
-        tokens = indexer_key_states.reshape(-1, indexer_key_states.shape[-1])
-        self._index_group.write(self._index_rows, tokens)
-        if self._binding.forward.is_fresh:
-            return indexer_key_states
-        return self._index_group.read(self._index_rows, "index")
+        return self._index.exchange(indexer_key_states)
 
+    def update_index(self, idx_k: torch.Tensor) -> torch.Tensor:
+        """As `update_indexer`, [batch, 1, n, dim]: MiniMax-M3, which selects blocks of columns."""
+        if self._binding.forward.is_padded:
+            raise UsageError(
+                "this model selects blocks of columns, so padding would shift its blocks: all rows "
+                "of a forward must be equally long; give PagedCache the model, and use its `split`"
+            )
+        return self._index.exchange(idx_k)
 
-class PagedStateLayer(LinearAttentionCacheLayerMixin):
-    """Recurrent state of a linear-attention layer: convolution inputs and recurrent states.
+    @property
+    def indexer_position_ids(self) -> torch.Tensor | None:
+        """Positions of the tokens before this forward, int64 [3, batch, past]; None without a past.
 
-    `conv_states` and `recurrent_states` are, during a forward, views into copies of the sequences'
-    state pages; a model may change them in place. The binding writes the copies back afterwards.
-    """
-
-    is_compileable = False  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
-    is_croppable = False  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
-
-    def __init__(self, pages: StatePages, layer_position: int, buffers: tuple[str, ...]) -> None:
-        conv = [name for name in buffers if name.startswith("conv")]
-        recurrent = [name for name in buffers if name.startswith("recurrent")]
-        states = max(len(conv), len(recurrent))
-        super().__init__(number_of_states=states)  # pyright: ignore[reportUnknownMemberType]
-        self._pages = pages
-        self._position = layer_position
-        self._conv = dict(enumerate(conv))
-        self._recurrent = dict(enumerate(recurrent))
-
-    def attach(self, states: torch.Tensor, *, is_started: bool) -> None:
-        """Look into `states` [batch, page_bytes] for the forward that begins."""
-        for index, name in self._conv.items():
-            self.conv_states[index] = self._pages.part(states, self._position, name)
-        for index, name in self._recurrent.items():
-            self.recurrent_states[index] = self._pages.part(states, self._position, name)
-        self.has_previous_state = dict.fromkeys(range(self.number_of_states), is_started)
-
-    def detach(self) -> None:
-        """Let go of the states: between forwards a layer has none."""
-        self.conv_states = dict.fromkeys(range(self.number_of_states))
-        self.recurrent_states = dict.fromkeys(range(self.number_of_states))
-        self.has_previous_state = dict.fromkeys(range(self.number_of_states), False)
-
-    def update_conv_state(
-        self, conv_states: torch.Tensor, state_idx: int = 0, **kwargs: object
-    ) -> torch.Tensor:
-        """Keep the last inputs of the convolution, return them with the past: [batch, dim, n].
-
-        Without a past, inputs shorter than the kernel are padded with zeros on the left.
+        Text has equal positions in all three dimensions, and they follow from the columns, unless
+        `generate` pads: then they are those the model has assigned.
         """
-        state = _attached(self.conv_states[state_idx])
-        kernel = state.shape[-1]
-        if self.has_previous_state[state_idx]:
-            full = torch.cat([state, conv_states], dim=-1)
-        else:
-            full = pad(conv_states, (max(0, kernel - conv_states.shape[-1]), 0))
-        state.copy_(full[..., -kernel:])
-        self.has_previous_state[state_idx] = True
-        return full
+        past = self._binding.past
+        if not past:
+            return None
+        if self._binding.is_one_batch and self._positions is not None:
+            return self._positions[..., :past]
+        forward = self._binding.forward
+        return tensor_of(forward.past_positions()).expand(3, -1, -1)
 
-    def update_recurrent_state(
-        self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: object
-    ) -> torch.Tensor:
-        """Keep the recurrent state [batch, ...] and return it."""
-        return _attached(self.recurrent_states[state_idx]).copy_(recurrent_states)
-
-    def lazy_initialization(self, *args: object, **kwargs: object) -> None:
-        """Nothing to do: state pages exist before the first token."""
-
-    def activate_past_recording(self) -> None:
-        """Refuse: a state page holds one state, not those of the tokens before."""
-        raise UsageError("a paged cache cannot roll a state back; use KVManager.trim")
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Refuse: tokens are removed by `KVManager.trim`, which knows whose they are."""
-        raise UsageError(f"a paged cache cannot crop {tokens_to_remove} tokens; use KVManager.trim")
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Refuse: beams are forks, which only the manager can make."""
-        raise UsageError("a paged cache cannot reorder its rows; use KVManager.fork")
-
-    def reset(self) -> None:
-        """Refuse: sequences are closed by the manager."""
-        raise UsageError("a paged cache cannot reset; close its sequences with KVManager.close")
-
-
-def _attached(state: torch.Tensor | None) -> torch.Tensor:
-    if state is None:
-        raise UsageError("no forward is bound; call the model inside `with cache.bind(...)`")
-    return state
+    @indexer_position_ids.setter
+    def indexer_position_ids(self, positions: torch.Tensor) -> None:
+        """Kept for the next forward of the same batch."""
+        if self._binding.is_one_batch:
+            self._positions = positions

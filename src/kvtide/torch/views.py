@@ -20,6 +20,7 @@ DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float8_e4m3fn": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
+    "int64": torch.int64,
     "int32": torch.int32,
     "int8": torch.int8,
     "uint8": torch.uint8,
@@ -49,13 +50,14 @@ def bytes_of(pool: HasArena) -> torch.Tensor:
 def page_view(pool: HasArena, group: LayerGroup, *, layer_position: int, name: str) -> torch.Tensor:
     """One buffer of one layer over all pages of the reservation.
 
-    Shape `[pages, block_tokens, *shape]`, or `[pages, *shape]` in a state group. Every page that
-    fits the reservation has a row, mapped or not. Raises ConfigError for an unknown buffer.
+    Shape `[pages, entries, *shape]` (an entry is a token, or what stands for `group.ratio` of
+    them), or `[pages, *shape]` in a state group. Every page that fits the reservation has a row,
+    mapped or not. Raises ConfigError for an unknown buffer.
     """
     buffer = buffer_named(group, name)
     flat = bytes_of(pool).view(DTYPES[buffer.dtype])
     item = flat.element_size()
-    inner = buffer.shape if group.is_state else (group.block_tokens, *buffer.shape)
+    inner = buffer.shape if group.is_state else (group.entries, *buffer.shape)
     stride = [prod(inner[axis + 1 :]) for axis in range(len(inner))]
     num_pages = flat.numel() * item // group.page_bytes
     with torch.inference_mode(mode=False):
