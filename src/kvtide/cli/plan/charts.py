@@ -15,14 +15,14 @@ PALETTE = (*COLOURS, "#0891b2", "#ca8a04", "#db2777")
 """Fill of the n-th pool; a light and a dark page both carry them."""
 
 STRANDED = "stranded"
-PLAIN = "plain"
+OURS, GIVEN, PLAIN = "ours", "given", "plain"
 LABEL, BARS, NOTE = 170, 480, 270
 ROW, HEIGHT = 30, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A part of a bar. `kind` is the class it is drawn in: `pool(n)`, `PLAIN` or `STRANDED`."""
+    """A part of a bar. `kind` is the class it is drawn in: `pool(n)`, or one of those above."""
 
     value: float
     kind: str
@@ -46,7 +46,8 @@ def pool(number: int) -> str:
 def styles() -> str:
     """The rules of CSS that bars and legends need."""
     fills = [f".p{i} {{ fill: {c}; background: {c}; }}" for i, c in enumerate(PALETTE)]
-    return "\n".join([*fills, f".{PLAIN} {{ fill: var(--plain); background: var(--plain); }}"])
+    plain = [f".{kind} {{ fill: var(--{kind}); }}" for kind in (OURS, GIVEN, PLAIN)]
+    return "\n".join([*fills, *plain])
 
 
 def hatch() -> str:

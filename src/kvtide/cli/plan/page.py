@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from kvtide.cli.plan import charts
-from kvtide.cli.plan.charts import PLAIN, STRANDED, Row, Segment
+from kvtide.cli.plan.charts import GIVEN, OURS, PLAIN, STRANDED, Row, Segment
 from kvtide.cli.plan.text import lifetime_of, report
 from kvtide.cli.plan.units import show, show_bytes
 
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2937; --faint: #6b7280;
-  --line: #d1d5db; --plain: #9ca3af; --warn: #b91c1c; }
+  --line: #d1d5db; --plain: #9ca3af; --warn: #b91c1c; --ours: #0f766e; --given: #5eead4; }
 @media (prefers-color-scheme: dark) { :root { --paper: #111827; --ink: #e5e7eb; --faint: #9ca3af;
-  --line: #374151; --plain: #6b7280; --warn: #f87171; } }
+  --line: #374151; --plain: #6b7280; --warn: #f87171; --ours: #14b8a6;
+  --given: #115e59; } }
 body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif;
   max-width: 960px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 0.5rem; }
 p { margin: 0.3rem 0; } .faint { color: var(--faint); } .warn { color: var(--warn); }
-svg { width: 100%; height: auto; } svg text { fill: var(--ink); font-size: 13px; }
+svg { width: 100%; height: auto; } svg[aria-hidden] { position: absolute; width: 0; }
+svg text { fill: var(--ink); font-size: 13px; }
 .hatch { stroke: var(--warn); stroke-width: 4; } .outline { stroke: var(--warn); }
 .legend span { margin-right: 1.2rem; } .legend i { display: inline-block; width: 12px;
   height: 12px; margin-right: 0.4rem; }
@@ -157,9 +159,9 @@ def _fits(plan: CapacityPlan) -> Iterator[str]:
         return
     yield f"<h2>Sequences that fit in {show_bytes(plan.memory_bytes)}</h2>"
     for one, shown in zip(plan.stage.lengths, plan.lengths, strict=True):
-        rows = [_count_row("any granule, any pool", shown.sequences, charts.pool(0))]
+        rows = [_count_row("any granule, any pool", shown.sequences, OURS)]
         if one.ratio_sequences is not None:
-            rows.append(_count_row("in the given split", one.ratio_sequences, charts.pool(1)))
+            rows.append(_count_row("in the given split", shown.ratio_sequences, GIVEN))
         rows.append(_count_row("equal pages", one.padded.equal_pages_sequences, PLAIN))
         rows.append(_count_row("common multiple", one.padded.common_multiple_sequences, PLAIN))
         total = shown.total_tokens
