@@ -16,7 +16,7 @@ PALETTE = (*COLOURS, "#0891b2", "#ca8a04", "#db2777")
 
 STRANDED = "stranded"
 OURS, GIVEN, PLAIN = "ours", "given", "plain"
-LABEL, BARS, NOTE = 170, 480, 270
+LABEL, BARS, NOTE = 200, 460, 260
 ROW, HEIGHT = 30, 20
 
 

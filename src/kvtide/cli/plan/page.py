@@ -165,7 +165,7 @@ def _fits(plan: CapacityPlan) -> Iterator[str]:
         rows.append(_count_row("equal pages", one.padded.equal_pages_sequences, PLAIN))
         rows.append(_count_row("common multiple", one.padded.common_multiple_sequences, PLAIN))
         total = shown.total_tokens
-        yield f"<p>{one.length:,} tokens each ({show(total)} tokens over all copies)</p>"
+        yield f"<p>{one.length:,} tokens each ({show(total)} tokens in all)</p>"
         yield charts.bars(rows, f"sequences of {one.length} tokens that fit")
 
 

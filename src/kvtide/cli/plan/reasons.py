@@ -33,11 +33,12 @@ def split_lines(plan: CapacityPlan) -> Iterator[str]:
     if split is None:
         return
     ratio = ",".join(f"{pool.name}={pool.share:.7f}" for pool in split.pools)
-    yield f"The split that makes all pools run out together: --pool-ratio {ratio}"
     if split.limit == "needs":
-        yield "  what is given as needed, and the rest to the other pools"
+        yield f"A split that strands nothing: --pool-ratio {ratio}"
+        yield "  every need met, and the rest to the other pools"
         yield from _needs_table(split)
     else:
+        yield f"The split that makes all pools run out together: --pool-ratio {ratio}"
         yield from _traffic_reason(split)
         yield from _share_table(split)
 
