@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_people_read_what_fits_and_why() -> None:
     for text in (
         "window 128",
         "Sequences that fit in 20.000 GB a rank",
-        "64 sequences run at a time (at most 416 fit)",
+        "64 sequences run at a time (at most 416 fit if no floor is kept)",
         "--pool-ratio window_128=0.0678482,full=0.9321518",
         "equal pages: 2 groups of 12 layers",
         "beside 162 cached prefixes",
@@ -153,6 +154,7 @@ def test_what_does_not_fit_is_said_and_is_status_1() -> None:
         (["--memory", "60GB", "--need", "keys=4GB"], "needs names 'keys'; the pools are full"),
         (["--tp", "three"], "--tp is 'three'; give a whole number >= 1"),
         (["--tp", "0"], "--tp is '0'"),
+        (["--cp", "9" * 5000], "--cp is '999"),
         (["--tp", "3"], "tensor = 3 ranks"),
         (["--pp", "33"], "every stage needs at least one layer"),
         (["--block-tokens", "1.5"], "--block-tokens is '1.5'"),
@@ -202,6 +204,13 @@ def test_piped_output_is_plain() -> None:
     assert "█" in done.stdout.decode()
 
 
+def test_output_that_knows_few_characters_gets_others() -> None:
+    command = [sys.executable, "-m", "kvtide", "plan", INDEXER, "--memory", "60GB"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, check=True, cwd=ROOT, env=environment)
+    assert "# full   = indexer" in done.stdout.decode("ascii")
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [
@@ -219,7 +228,10 @@ def test_sizes_as_people_write_them(text: str, size: int) -> None:
     assert parse_bytes("--memory", text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "1.2.3GB", "1GBit", "0.3B", "inf", "nan", "1e", "-5GB"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "GB", "1.2.3GB", "1GBit", "0.3B", "inf", "nan", "1e", "-5GB", "1e999999999", "9e30GB"],
+)
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="--memory is"):
         parse_bytes("--memory", text)

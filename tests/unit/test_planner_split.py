@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import itertools
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.tiny import draft, full, indexer, state, window
 
+import kvtide
 from kvtide import ConfigError, Layout
+from kvtide.layout import Spec, StateSpec
 from kvtide.planner import Memory, Options, Request, Workload, plan_layouts
 from kvtide.planner.demand import loads_of
 from kvtide.planner.fit import Ramp, cached_ramps, most_in_budget, most_in_pools, running_ramps
 from kvtide.planner.split import judge, recommend, recommend_for_needs
-
-if TYPE_CHECKING:
-    from kvtide.layout import Spec
+from kvtide.types import ceil_div
 
 GRANULE = 1024
 
@@ -146,6 +145,11 @@ REQUESTS = st.builds(
 )
 
 
+def is_aligned(spec: Spec) -> bool:
+    """A manager's state may be kept only where a block ends."""
+    return not isinstance(spec, StateSpec) or spec.interval_tokens % 4 == 0
+
+
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
     requests = tuple(draw(st.lists(REQUESTS, min_size=1, max_size=3)))
@@ -190,6 +194,44 @@ def test_no_other_split_holds_more(
     other = [stop - start for start, stop in itertools.pairwise([0, *cuts, granules])]
     assert held_by(loads, other, workload.concurrency) <= best
     assert best == (split.sequences, split.prefixes or 0)
+
+
+@given(
+    st.lists(SPECS.filter(is_aligned), min_size=1, max_size=3).map(lambda some: layout_of(*some)),
+    workloads(),
+    st.integers(8, 300),
+    st.data(),
+)
+def test_a_manager_takes_the_split_and_none_that_it_takes_holds_more(
+    layout: Layout, workload: Workload, granules: int, data: st.DataObject
+) -> None:
+    loads = loads_of(layout, workload, workload.longest)
+    memory = memory_of(granules)
+    floors = [ceil_div(load.floor * load.page_bytes, GRANULE) for load in loads]
+    assume(sum(floors) <= granules)
+    split = recommend(loads, memory, workload.concurrency)
+    options = kvtide.Options(mode="static", pool_ratio=split.ratio)
+    arenas = kvtide.NullMemory(memory.num_bytes, GRANULE)
+    kv = kvtide.KVManager(layout, arenas, max_tokens=workload.longest, options=options)
+    granted = [pool.granules for pool in split.pools]
+    assert [pool.num_mapped for pool in kv.pools.values()] == granted
+    rest = granules - sum(floors)
+    cuts = sorted(data.draw(st.integers(0, rest), label="cut") for _ in range(len(loads) - 1))
+    extra = [stop - start for start, stop in itertools.pairwise([0, *cuts, rest])]
+    other = [least + more for least, more in zip(floors, extra, strict=True)]
+    best = held_by(loads, granted, workload.concurrency)
+    assert held_by(loads, other, workload.concurrency) <= best
+    assert best == (split.sequences, split.prefixes or 0)
+
+
+def test_a_pool_that_needs_little_keeps_its_floor() -> None:
+    loads = loads_of(TWO, Workload(requests=one(8)), max_tokens=80)
+    # 80 tokens: 20 pages and the sink are 6 granules of 4; a window of 8 is 3 and the sink: 1.
+    # 8 tokens are 2 pages of either: 10 granules hold 21 pages of full, 10 sequences, but leave the
+    # window 4 granules, 15 pages, 7 sequences; without the floor 9 and 19 pages in 5 granules each.
+    split = recommend(loads, memory_of(10), None)
+    assert [pool.granules for pool in split.pools] == [6, 4]
+    assert (split.sequences, split.most_sequences) == (7, 9)
 
 
 def held_by(loads: list, granules: list[int], concurrency: int | None) -> tuple[int, int]:

@@ -91,6 +91,8 @@ def test_objects_that_make_no_sense_are_refused(tmp_path: Path, text: str, says:
         ('{"input": 1, "output": -1}', "line 1: output is -1"),
         ('{"input": 1, "output": 1, "time": 3}', "line 1 has 'time'; known are input, output"),
         ("7", "line 1 holds int"),
+        ('{"input": ' + "9" * 5000 + "}", "line 1: Exceeds the limit"),
+        ("[" * 100_000, "line 1: "),
         ("\n", "has no requests"),
     ],
 )

@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from kvtide.layout import Mirror, State, Window, needed_blocks
+from kvtide.sizing import least_pages
 from kvtide.types import ceil_div
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def growth_bytes(group: LayerGroup, length: int) -> float:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """Pages of one pool: `fixed` whatever runs (the sink page, the shared prefix), `running` a
-    sequence that runs and `cached` a prefix that is kept, both on average.
+    sequence that runs and `cached` a prefix that is kept, both on average. `floor`: fewest pages,
+    sink and all, with which a manager takes the pool in a split.
     """
 
     name: str
@@ -94,10 +96,11 @@ class Load:
     fixed: int
     running: Fraction
     cached: Fraction
+    floor: int = 0
 
 
-def loads_of(layout: Layout, workload: Workload) -> list[Load]:
-    """The load of every pool, in their order.
+def loads_of(layout: Layout, workload: Workload, max_tokens: int | None = None) -> list[Load]:
+    """The load of every pool, in their order; with the floors of sequences of `max_tokens` tokens.
 
     A running sequence counts at its end, prompt and answer, so that all that are admitted can end.
     """
@@ -126,13 +129,14 @@ def loads_of(layout: Layout, workload: Workload) -> list[Load]:
             fixed=fixed,
             running=running,
             cached=cached,
+            floor=_floor(group, max_tokens),
         )
 
     return [load(group) for group in layout.groups]
 
 
-def loads_at(layout: Layout, length: int) -> list[Load]:
-    """The loads of sequences of `length` tokens that share nothing."""
+def loads_at(layout: Layout, length: int, max_tokens: int | None = None) -> list[Load]:
+    """The loads of sequences of `length` tokens that share nothing; floors as in `loads_of`."""
     return [
         Load(
             name=group.name,
@@ -140,9 +144,14 @@ def loads_at(layout: Layout, length: int) -> list[Load]:
             fixed=SINK_PAGES,
             running=Fraction(running_pages(group, length)),
             cached=Fraction(cached_pages(group, length)),
+            floor=_floor(group, max_tokens),
         )
         for group in layout.groups
     ]
+
+
+def _floor(group: LayerGroup, max_tokens: int | None) -> int:
+    return 0 if max_tokens is None else SINK_PAGES + least_pages(group, max_tokens)
 
 
 def sequence_bytes(groups: Sequence[LayerGroup], length: int) -> dict[str, int]:

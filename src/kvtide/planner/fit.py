@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """Pages of one pool when n of something are there: `fixed + ceil(n * each)`."""
+    """Pages of one pool when n of something are there: `fixed + ceil(n * each)`, or `floor`."""
 
     page_bytes: int
     fixed: int
     each: Fraction
+    floor: int = 0
 
     def pages(self, count: int) -> int:
-        """Pages when `count` are there."""
+        """Pages in use when `count` are there."""
         return self.fixed + math.ceil(self.each * count)
 
     def bytes(self, count: int) -> int:
@@ -32,8 +33,8 @@ class Ramp:
         return self.pages(count) * self.page_bytes
 
     def granules(self, count: int, granule_bytes: int) -> int:
-        """Granules under these pages, packed from address 0."""
-        return ceil_div(self.bytes(count), granule_bytes)
+        """Granules under these pages, packed from address 0, and no fewer than the floor's."""
+        return ceil_div(max(self.pages(count), self.floor) * self.page_bytes, granule_bytes)
 
     def most(self, num_granules: int, granule_bytes: int) -> int | None:
         """Most that fit into `num_granules`; None if there is no limit."""
@@ -45,13 +46,13 @@ class Ramp:
 
 def running_ramps(loads: Sequence[Load]) -> list[Ramp]:
     """Pages by the number of running sequences."""
-    return [Ramp(load.page_bytes, load.fixed, load.running) for load in loads]
+    return [Ramp(load.page_bytes, load.fixed, load.running, load.floor) for load in loads]
 
 
 def cached_ramps(loads: Sequence[Load], running: int) -> list[Ramp]:
     """Pages by the number of cached prefixes, while `running` sequences run."""
     return [
-        Ramp(load.page_bytes, ramp.pages(running), load.cached)
+        Ramp(load.page_bytes, ramp.pages(running), load.cached, load.floor)
         for load, ramp in zip(loads, running_ramps(loads), strict=True)
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvtide.errors import ConfigError
@@ -64,9 +64,10 @@ class PoolShare:
 class Split:
     """Pools that run out together: `sequences` run, and `prefixes` are cached beside them.
 
-    `sequences` is the least of what was asked for and what fits (`most_sequences`). `limit` says
-    what decided: "memory" if all that fit run, "concurrency" if the rest caches prefixes, "needs"
-    if the needs of pools were given.
+    `sequences` is the least of what was asked for and what fits beside the floors of pools that
+    need less; `most_sequences` fit where pools may go below them. `limit` says what decided:
+    "memory" if all that fit run, "concurrency" if the rest caches prefixes, "needs" if the needs of
+    pools were given.
     """
 
     limit: str
@@ -119,46 +120,53 @@ class Verdict:
 def recommend(loads: Sequence[Load], memory: Memory, concurrency: int | None) -> Split:
     """Granules for running sequences first: `concurrency` of them, or as many as fit. If memory is
     left, for as many cached prefixes as fit; the odd granules go where a prefix needs them most.
+    No pool is below its floor, if memory has room for all floors.
     """
     granule, total = memory.granule_bytes, memory.num_granules
+    anywhere = most_in_budget(running_ramps(without_floors(loads)), total, granule) or 0
+    if sum(ramp.granules(0, granule) for ramp in running_ramps(loads)) > total:
+        loads = without_floors(loads)
     running = running_ramps(loads)
     most = most_in_budget(running, total, granule) or 0
     is_roomy = concurrency is not None and most >= concurrency
     sequences = min(most, concurrency or most)
-    ramps, prefixes = running, sequences
+    ramps, count = running, sequences
     if is_roomy:
         ramps = cached_ramps(loads, sequences)
-        found = most_in_budget(ramps, total, granule)
-        prefixes = found or 0
+        count = most_in_budget(ramps, total, granule) or 0
     weights = [float(ramp.each) * ramp.page_bytes for ramp in ramps]
     if not any(weights):
         weights = [float(ramp.each) * ramp.page_bytes for ramp in running]
-    granules = _fill([r.granules(prefixes, granule) for r in ramps], weights, total)
-    live = [ramp.bytes(sequences) for ramp in running]
+    granules = _fill([ramp.granules(count, granule) for ramp in ramps], weights, total)
     return Split(
         limit="concurrency" if is_roomy else "memory",
         sequences=sequences,
-        most_sequences=most,
-        prefixes=prefixes if is_roomy else None,
-        pools=_pool_shares(loads, live, granules, memory),
+        most_sequences=anywhere,
+        prefixes=count if is_roomy else None,
+        pools=_pool_shares(loads, [ramp.bytes(sequences) for ramp in running], granules, memory),
     )
 
 
 def recommend_for_needs(loads: Sequence[Load], needs: Mapping[str, int], memory: Memory) -> Split:
-    """Every pool gets the bytes it is said to need; the others share the rest, in the proportion of
-    a cached prefix of `loads`.
+    """Every pool gets the bytes it is said to need, or its floor if that is more and all floors
+    have room; the others share the rest, in the proportion of a cached prefix of `loads`.
     """
     granule, total = memory.granule_bytes, memory.num_granules
     live = [needs.get(load.name, 0) for load in loads]
-    least = [ceil_div(need, granule) for need in live]
-    if sum(least) > total:
+    if sum(live) > memory.num_bytes:
         raise ConfigError(
             f"needs are {sum(live):,} bytes together, but memory is {memory.num_bytes:,}; "
             "give more memory or smaller needs"
         )
+    least = [
+        ceil_div(max(need, load.floor * load.page_bytes), granule)
+        for load, need in zip(loads, live, strict=True)
+    ]
+    if sum(least) > total:
+        least = [ceil_div(need, granule) for need in live]
     wants = [0.0 if load.name in needs else float(load.cached) * load.page_bytes for load in loads]
     weights = wants if any(wants) else [float(need) for need in live]
-    granules = _fill(least, weights if any(weights) else [1.0] * len(loads), total)
+    granules = _fill(least, weights, total)
     return Split(
         limit="needs",
         sequences=None,
@@ -255,6 +263,11 @@ def _verdict(
         bytes_per_token=one / PREFIX_TOKENS if one else None,
         pools=pools,
     )
+
+
+def without_floors(loads: Sequence[Load]) -> list[Load]:
+    """The same loads, where a pool may be as small as what it holds."""
+    return [replace(load, floor=0) for load in loads]
 
 
 def _fill(least: Sequence[int], weights: Sequence[float], total: int) -> list[int]:

@@ -155,12 +155,14 @@ def _splits(
     if memory is None:
         return None, None
     if question.needs:
-        split = recommend_for_needs(loads_at(layout, PREFIX_TOKENS), question.needs, memory)
+        split = recommend_for_needs(
+            loads_at(layout, PREFIX_TOKENS, question.max_tokens), question.needs, memory
+        )
         verdict = judge_needs(groups, ratio, memory, question.needs) if ratio else None
         return split, verdict
     if question.workload is None:
         return None, None
-    loads = loads_of(layout, question.workload)
+    loads = loads_of(layout, question.workload, question.max_tokens)
     split = recommend(loads, memory, question.concurrency)
     verdict = judge(groups, loads, ratio, memory, question.concurrency) if ratio else None
     return split, verdict

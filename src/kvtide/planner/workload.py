@@ -178,6 +178,8 @@ def _object(where: str, text: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         place = f", line {error.lineno}" if "\n" in text.strip() else ""
         raise ConfigError(f"{where}{place}: {error.msg} at column {error.colno}") from error
+    except (ValueError, RecursionError) as error:  # numbers and nesting beyond all measure
+        raise ConfigError(f"{where}: {error}; give a JSON object") from error
     if not isinstance(entry, dict):
         raise ConfigError(f"{where} holds {type(entry).__name__}; give a JSON object")
     return cast("dict[str, Any]", entry)

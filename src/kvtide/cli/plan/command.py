@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from kvtide.cli.plan.page import draw_page
+from kvtide.cli.plan.table import ASCII
 from kvtide.cli.plan.text import report
 from kvtide.cli.plan.units import parse_bytes, parse_needs, parse_ratio, parse_whole
 from kvtide.errors import ConfigError
@@ -128,8 +129,12 @@ def write_page(plan: CapacityPlan, path: Path) -> None:
 
 def show(plan: CapacityPlan, console: Console, html: Path | None) -> None:
     """Print the plan for people; plain text where the output is no terminal."""
+    knows_all = console.encoding.startswith("utf")
     for line in report(plan):
-        console.print(line, soft_wrap=True, markup=False)
+        shown = (
+            line if knows_all else str(line).translate(ASCII).encode("ascii", "replace").decode()
+        )
+        console.print(shown, soft_wrap=True, markup=False)
     if html is not None:
         console.print(f"\nWritten: {html}", soft_wrap=True, markup=False)
 

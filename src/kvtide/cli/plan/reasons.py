@@ -86,7 +86,7 @@ def _needs_table(split: Split) -> Iterator[str]:
 def _traffic_reason(split: Split) -> Iterator[str]:
     yield (
         f"  {show(split.sequences)} sequences run at a time (at most {show(split.most_sequences)} "
-        "fit); live = (once + sequences x running) pages x page bytes"
+        "fit if no floor is kept); live = (once + sequences x running) pages x page bytes"
     )
     if split.limit == "concurrency":
         yield (

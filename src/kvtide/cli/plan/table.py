@@ -16,6 +16,8 @@ SHADES = "█▓▒░◆▪"
 """One a pool, so that bars can be told apart without colours."""
 
 STRANDED = "·"
+ASCII = str.maketrans(SHADES + STRANDED, "#=-:o*~")
+"""What bars are drawn with where the output knows no more characters."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from kvtide.errors import ConfigError
 
@@ -21,6 +21,9 @@ UNITS = {
 }
 """Bytes per unit: powers of ten, and of two where there is an i."""
 
+_MOST, _DIGITS = 1 << 62, 18
+"""What a number here may be at most: more than any memory, and no trouble to compute with."""
+
 _SIZE = re.compile(r"\s*([0-9][0-9_,.]*(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -30,9 +33,9 @@ def parse_bytes(option: str, text: str) -> int:
     unit = UNITS.get(found[2].lower()) if found else None
     try:
         size = Decimal(re.sub("[_,]", "", found[1])) * unit if found and unit else Decimal(0)
-    except InvalidOperation:
+    except ArithmeticError:
         size = Decimal(0)
-    if size < 1 or size != int(size):
+    if not 1 <= size <= _MOST or size != int(size):
         raise ConfigError(
             f"{option} is {text!r}; give bytes, such as 60GB (GB = 1e9) or 56GiB (GiB = 2**30)"
         )
@@ -42,7 +45,7 @@ def parse_bytes(option: str, text: str) -> int:
 def parse_whole(option: str, text: str, *, at_least: int = 1) -> int:
     """A whole number; ConfigError naming `option` if it is none, or too small."""
     plain = text.replace("_", "").replace(",", "").strip()
-    if not plain.isdecimal() or int(plain) < at_least:
+    if not plain.isdecimal() or len(plain) > _DIGITS or int(plain) < at_least:
         raise ConfigError(f"{option} is {text!r}; give a whole number >= {at_least}")
     return int(plain)
 
