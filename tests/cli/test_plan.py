@@ -78,9 +78,9 @@ def test_every_option_reaches_the_planner(tmp_path: Path) -> None:
 
 
 def test_draft_tokens_and_index_dtype_reach_the_planner(tmp_path: Path) -> None:
-    config = json.loads(Path(INDEXER).read_text()) | {"num_nextn_predict_layers": 1}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    result = plan(str(tmp_path), "--draft-tokens", "3", "--index-dtype", "fp8", "--json")
+    (tmp_path / "config.json").write_text(Path(INDEXER).read_text())
+    drafts = ["--draft-tokens", "3", "--draft-layers", "1"]
+    result = plan(str(tmp_path), *drafts, "--index-dtype", "fp8", "--json")
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
     assert data["model"] == tmp_path.name

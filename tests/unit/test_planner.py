@@ -291,6 +291,22 @@ def test_a_configuration_without_a_length_needs_one() -> None:
     assert plan_capacity(config, max_tokens=64).model == "minimax_m3"
 
 
+def test_a_split_that_a_stage_has_no_pools_for_names_the_stage() -> None:
+    stages = [layout_of(full(), window(8)), layout_of(full())]
+    asked = small(40, parallel=Parallel(pipeline=2), pool_ratio=(0.5, 0.5))
+    with pytest.raises(ConfigError, match="on stage 1 of 2: pool_ratio has 2 shares, but there"):
+        plan_layouts("m", stages, 64, asked)
+
+
+def test_layers_that_draft_may_be_said() -> None:
+    config = CONFIGS / "gqa-indexer.json"
+    plan = plan_capacity(config, draft_tokens=2, draft_layers=3)
+    mirrors = [group for group in plan.stage.groups if group.lifetime == "mirror"]
+    assert {group.layers for group in mirrors} == {3}
+    with pytest.raises(ConfigError, match="draft_layers is 3 and draft_tokens 0"):
+        plan_capacity(config, draft_layers=3)
+
+
 def test_a_folder_gives_its_name_to_the_model(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()

@@ -103,6 +103,9 @@ def plan(  # noqa: PLR0913 (a command line; what it means is in planner.Options)
     draft_tokens: Annotated[
         str, _option("Tokens drafted ahead by the model's own multi-token prediction.")
     ] = "0",
+    draft_layers: Annotated[
+        str | None, _option("Layers of it. [default: what the model says]")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write a page with pictures as well.", metavar="FILE")
@@ -135,6 +138,7 @@ def plan(  # noqa: PLR0913 (a command line; what it means is in planner.Options)
         index_dtype=index_dtype,
         state_dtype=state_dtype,
         draft_tokens=draft_tokens,
+        draft_layers=draft_layers,
     )
     raise typer.Exit(command.run(asked, as_json=as_json, html=html))
 

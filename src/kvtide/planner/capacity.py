@@ -35,6 +35,7 @@ class Settings(TypedDict, total=False):
     index_dtype: str | None
     state_dtype: str | None
     draft_tokens: int
+    draft_layers: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,8 @@ class Options:
     `needs` (bytes by pool) say what the pools have to hold; `pool_ratio` is a split to judge, by
     pool or in their order. `max_tokens` None: as long as the configuration says the model can go.
     The dtypes are those of `Layout.from_config`; `draft_tokens` above 0 adds the model's own
-    multi-token prediction, that many tokens ahead.
+    multi-token prediction, that many tokens ahead, of `draft_layers` layers (None: as many as the
+    configuration says).
     """
 
     memory: int | None = None
@@ -60,6 +62,7 @@ class Options:
     index_dtype: str | None = None
     state_dtype: str | None = None
     draft_tokens: int = 0
+    draft_layers: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes below 1 and questions that lack or contradict each other."""
@@ -75,6 +78,10 @@ class Options:
                 raise ConfigError(f"{name} is {size}; use 1 or more")
         if self.draft_tokens < 0:
             raise ConfigError(f"draft_tokens is {self.draft_tokens}; use 0 for no drafter")
+        if self.draft_layers is not None and not self.draft_tokens:
+            raise ConfigError(
+                f"draft_layers is {self.draft_layers} and draft_tokens 0; say how many are drafted"
+            )
         if self.memory is None and (self.needs or self.pool_ratio is not None):
             given = "needs" if self.needs else "pool_ratio"
             raise ConfigError(f"{given} is given without memory; say how many bytes are split")
@@ -196,7 +203,6 @@ def plan_capacity(config: object, **settings: Unpack[Settings]) -> CapacityPlan:
     options = Options(**settings)
     fields = read_fields(config)
     max_tokens = options.max_tokens or longest_sequence(fields)
-    drafts = options.draft_tokens
     layouts = [
         Layout.from_config(
             config,
@@ -205,7 +211,9 @@ def plan_capacity(config: object, **settings: Unpack[Settings]) -> CapacityPlan:
             index_dtype=options.index_dtype,
             state_dtype=options.state_dtype,
             parallel=replace(options.parallel, stage=stage),
-            speculative=Speculative(tokens=drafts) if drafts else None,
+            speculative=Speculative(tokens=options.draft_tokens, layers=options.draft_layers)
+            if options.draft_tokens
+            else None,
             max_tokens=max_tokens,
         )
         for stage in range(options.parallel.pipeline)
@@ -224,9 +232,7 @@ def plan_layouts(
             f"{max_tokens:,}; raise max_tokens, or leave such requests out"
         )
     question = _question(options, max_tokens)
-    stages = tuple(
-        plan_stage(layout, question, stage=stage) for stage, layout in enumerate(layouts)
-    )
+    stages = tuple(_planned(layouts, question, stage) for stage in range(len(layouts)))
     binding = min(range(len(stages)), key=lambda at: _room(stages[at]))
     splits = [stage.split for stage in stages if stage.split is not None]
     return CapacityPlan(
@@ -244,6 +250,15 @@ def plan_layouts(
         sequences=_least([split.sequences for split in splits]),
         prefixes=_least([split.prefixes for split in splits]),
     )
+
+
+def _planned(layouts: Sequence[Layout], question: Question, stage: int) -> StagePlan:
+    try:
+        return plan_stage(layouts[stage], question, stage=stage)
+    except ConfigError as error:
+        if len(layouts) == 1:
+            raise
+        raise ConfigError(f"on stage {stage} of {len(layouts)}: {error}") from error
 
 
 def _question(options: Options, max_tokens: int) -> Question:

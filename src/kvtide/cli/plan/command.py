@@ -50,6 +50,7 @@ class Asked:
     index_dtype: str | None = None
     state_dtype: str | None = None
     draft_tokens: str = "0"
+    draft_layers: str | None = None
 
 
 def run(asked: Asked, *, as_json: bool, html: Path | None) -> int:
@@ -86,6 +87,7 @@ def settings_of(asked: Asked) -> Settings:
         "state_dtype": asked.state_dtype,
         "draft_tokens": parse_whole("--draft-tokens", asked.draft_tokens, at_least=0),
     }
+    settings["draft_layers"] = _whole_or_none("--draft-layers", asked.draft_layers, 1)
     if asked.memory is not None:
         settings["memory"] = parse_bytes("--memory", asked.memory)
     if asked.pool_ratio is not None:
