@@ -50,6 +50,19 @@ def test_the_worked_example_to_the_byte() -> None:
     ]
 
 
+def test_prefixes_are_whole_ones() -> None:
+    plan = plan_capacity(
+        CONFIGS / "gqa-indexer.json",
+        memory=60 * GB,
+        pool_ratio=(0.85, 0.15),
+        needs={"indexer": 4_100_000_000},
+    )
+    verdict = plan.stage.verdict
+    assert verdict is not None
+    assert verdict.stranded_bytes == 4_900_000_000
+    assert verdict.stranded_prefixes == 18  # 18.69
+
+
 def test_shares_without_names_are_in_the_order_of_the_pools() -> None:
     asked: dict[str, Any] = {"memory": 60 * GB, "needs": {"indexer": 4 * GB}}
     named = {"indexer": 0.15, "full": 0.85}
@@ -172,7 +185,9 @@ def test_attention_data_parallel_copies_multiply_sequences() -> None:
     four = plan_layouts("m", [layout_of(full())], 64, small(40, workload=CHATS, parallel=copies))
     assert alone.sequences == alone.total_sequences == 8
     assert (four.sequences, four.total_sequences) == (2, 8)  # 8 over 4 copies
-    assert four.lengths[0].total_sequences == 4 * (alone.lengths[0].sequences or 0)
+    fit = alone.lengths[0].sequences or 0
+    assert four.lengths[0].total_sequences == 4 * fit
+    assert four.lengths[0].total_tokens == 4 * fit * 64
     assert four.stage.groups == alone.stage.groups
     assert four.prefixes is not None
     assert four.total_prefixes == 4 * four.prefixes
@@ -206,6 +221,9 @@ def test_memory_below_the_floors_says_how_much_is_lacking() -> None:
     assert not lacking.fits
     assert lacking.stage.floors.lacking_bytes == 2 * GRANULE
     assert lacking.to_json()["fits"] is False
+    # What is left of memory after the last whole granule serves nobody.
+    odd = plan_layouts("m", [layout], 64, Options(memory=6 * GRANULE - 1, granule_bytes=GRANULE))
+    assert odd.stage.floors.lacking_bytes == GRANULE
 
 
 def test_a_split_below_a_floor_names_the_pool() -> None:
@@ -214,6 +232,11 @@ def test_a_split_below_a_floor_names_the_pool() -> None:
     assert not plan.fits
     assert plan.stage.floors.lacking_bytes == 0
     assert plan.stage.floors.lacking == {"full": 5 * GRANULE - 4096}
+
+
+def test_the_last_block_is_counted_whole() -> None:
+    (length,) = plan_layouts("m", [layout_of(full())], 10, small(40)).stage.lengths
+    assert (length.bytes, length.bytes_per_token) == (3 * 256, 76.8)
 
 
 def test_one_group_strands_nothing_and_takes_all() -> None:

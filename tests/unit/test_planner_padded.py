@@ -107,6 +107,10 @@ def test_blocks_of_one_sequence_by_hand() -> None:
     found = padded(groups, 1000, LengthFit(bytes=1, sequences=1, memory_bytes=10**9))
     assert found.equal_pages_bytes == 90 * 163_840
     assert found.equal_pages_sequences == (10**9 // 163_840 - 1) // 90
+    # A page is kept for padding: 180 pages hold one sequence of 90, and 181 two.
+    for pages, fit in ((180, 1), (181, 2)):
+        memory = LengthFit(bytes=1, sequences=1, memory_bytes=pages * 163_840)
+        assert padded(groups, 1000, memory).equal_pages_sequences == fit
 
 
 def test_large_pages_by_hand() -> None:

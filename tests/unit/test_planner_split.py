@@ -63,6 +63,20 @@ def test_what_running_sequences_leave_caches_prefixes() -> None:
     assert sum(pool.granules for pool in split.pools) == 31
 
 
+def test_as_many_as_just_fit_leave_no_prefixes_but_are_what_was_asked_for() -> None:
+    loads = loads_of(TWO, Workload(requests=one(36, 4)))
+    split = recommend(loads, memory_of(28), 9)  # 23 and 5 granules: see above
+    assert (split.limit, split.sequences, split.prefixes) == ("concurrency", 9, 0)
+
+
+def test_floors_that_do_not_fit_are_left_out() -> None:
+    workload = Workload(requests=one(8))
+    split = recommend(loads_of(TWO, workload, max_tokens=4000), memory_of(10), None)
+    plain = recommend(loads_of(TWO, workload), memory_of(10), None)
+    assert split.sequences == plain.sequences == 9
+    assert split.ratio == plain.ratio
+
+
 def test_needs_are_met_and_the_rest_goes_to_the_others() -> None:
     loads = loads_of(layout_of(full(), indexer(), window(8)), Workload(requests=one(40)))
     split = recommend_for_needs(loads, {"indexer": 3000}, memory_of(30))
