@@ -61,8 +61,8 @@ def _pools(stage: StagePlan) -> Iterator[Line]:
         "bytes/token": [show(group.bytes_per_token) for group in stage.groups],
         "bytes/state": [show(group.bytes_per_state) for group in stage.groups],
         "page bytes": [show(group.page_bytes) for group in stage.groups],
-        "pages/granule": [show(pool.pages_per_granule) for pool in stage.pools],
-        "granules/page": [show(pool.granules_per_page) for pool in stage.pools],
+        "pages/granule": [_above_one(pool.pages_per_granule) for pool in stage.pools],
+        "granules/page": [_above_one(pool.granules_per_page) for pool in stage.pools],
         "padding": [show(group.padding_bytes) for group in stage.groups],
         "slack": [show(pool.slack_bytes) for pool in stage.pools],
         "floor pages": [show(pool.floor_pages) for pool in stage.pools],
@@ -88,6 +88,11 @@ def lifetime_of(group: GroupPlan) -> str:
             return f"mirror + {group.look_ahead}"
         case plain:
             return plain
+
+
+def _above_one(value: float) -> str:
+    """Of a number and its inverse people want to read the one that is not below 1."""
+    return show(value) if value >= 1 else "-"
 
 
 def _floors(plan: CapacityPlan) -> Iterator[Line]:
