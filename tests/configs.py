@@ -52,4 +52,18 @@ DEEPSEEK_V4 = config(
     index_head_dim=128,
     sliding_window=128,
     compress_ratios=[0, 0, *(20 * [4, 128]), 4, 0],
+    num_nextn_predict_layers=1,
+    qk_rope_head_dim=64,
+)
+GLM_53 = config(
+    "glm5_next_text",
+    num_hidden_layers=4,
+    kv_lora_rank=512,
+    qk_rope_head_dim=0,
+    index_head_dim=128,
+    index_kpool=4,
+    layer_types=[*(3 * ["linear_attention"]), "indexed_attention"],
+    linear_num_heads=64,
+    linear_head_dim=128,
+    linear_conv_kernel_dim=4,
 )

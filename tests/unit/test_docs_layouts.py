@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 from tests.configs import GLM_5, config
 
 from kvtide import Layout
+
+if TYPE_CHECKING:
+    import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "layouts.md"
 

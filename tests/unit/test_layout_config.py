@@ -6,14 +6,14 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.configs import DEEPSEEK_V4, GEMMA_3N, GLM_5, QWEN3_NEXT, config
+from tests.configs import DEEPSEEK_V4, GEMMA_3N, GLM_5, GLM_53, QWEN3_NEXT, config
 
 from kvtide import Layout, Parallel, Speculative
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-BF16, FP8 = 2, 1
+FP32, BF16, FP8 = 4, 2, 1
 
 
 def read(fields: dict[str, Any], **options: Any) -> Layout:
@@ -147,12 +147,15 @@ def test_qwen3_next_state() -> None:
 
 
 def test_state_dtype_is_its_own() -> None:
-    squeezed = read(QWEN3_NEXT, kv_dtype="fp8", state_dtype="bfloat16")
+    fields = {**QWEN3_NEXT, "dtype": "bfloat16"}
+    squeezed = read(fields, kv_dtype="fp8", state_dtype="bfloat16")
     state = 8192 * 4 * BF16 + 32 * 128 * 128 * BF16  # inputs stay as the model computes them
     assert squeezed.bytes_per_state == 36 * state
     assert squeezed.bytes_per_token == 12 * 2 * 2 * 256 * FP8
-    said = read({**QWEN3_NEXT, "mamba_ssm_dtype": "float16"})
+    said = read({**QWEN3_NEXT, "mamba_ssm_dtype": "fp16"})
     assert said.bytes_per_state == 36 * state
+    wider = read(fields, kv_dtype="float32", state_dtype="bfloat16")
+    assert wider.bytes_per_state == 36 * state
 
 
 def test_nemotron_h_pattern() -> None:
@@ -195,27 +198,15 @@ def test_kimi_linear_layers_are_counted_from_one() -> None:
 
 
 def test_glm_53_index_keys_are_pooled_or_of_every_token() -> None:
-    fields = config(
-        "glm5_next_text",
-        num_hidden_layers=4,
-        kv_lora_rank=512,
-        qk_rope_head_dim=0,
-        index_head_dim=128,
-        index_kpool=4,
-        layer_types=[*(3 * ["linear_attention"]), "indexed_attention"],
-        linear_num_heads=64,
-        linear_head_dim=128,
-        linear_conv_kernel_dim=4,
-    )
     state = 3 * 64 * 128 * 4 * BF16 + 64 * 128 * 128 * 4
-    pooled = pools(read(fields))
+    pooled = pools(read(GLM_53))
     assert pooled == {
         "state": (3, 3 * state),
         "latent": (1, 512 * BF16),
         "indexer": (1, 132 / 4),
-        "state_2": (1, 2 * 3 * 128 * BF16),  # the tokens of a pool begun
+        "state_2": (1, 2 * 3 * 128 * FP32),  # the tokens of a pool begun
     }
-    every = pools(read(fields, index_dtype="bfloat16"))
+    every = pools(read(GLM_53, index_dtype="bfloat16"))
     assert every == {
         "state": (3, 3 * state),
         "latent": (1, 512 * BF16),
@@ -248,18 +239,30 @@ def test_minimax_m3_index_keys() -> None:
 def test_deepseek_v4_flash() -> None:
     # 43 layers: 2 + 1 plain windows (the 44th ratio is the drafter's), 21 of ratio 4, 20 of 128
     layout = read(DEEPSEEK_V4, block_tokens=256)
-    waiting, folded = 3 * 1024 + 3 * 256, 4 * 512 + 4 * 128
-    sparse = waiting * 2 * BF16 + folded * (BF16 + 4)  # a folded token's gate has a float32 bias
+    waiting, folded = 3 * 1024 + 3 * 256, 4 * 512 + 4 * 128  # tokens of the next entry, of the last
+    sparse = (waiting + folded) * 2 * FP32
     assert pools(layout) == {
         "window_128": (43, 43 * 512 * BF16),  # one head, keys are values
         "compressed_4": (21, 21 * 512 * BF16 // 4),
         "indexer": (21, 21 * 132 // 4),
         "state": (21, 21 * sparse),
         "compressed_128": (20, 20 * 512 * BF16 // 128),
-        "state_2": (20, 20 * 127 * 512 * 2 * BF16),
+        "state_2": (20, 20 * 127 * 512 * 2 * FP32),
     }
     assert layout.group("compressed_128").page_bytes == 20 * 2 * 512 * BF16  # 2 entries a block
     assert [b.name for b in layout.group("window_128").buffers] == ["key"]
+    # as transformers computes it; a folded token's gate has a float32 bias
+    computed = pools(read(DEEPSEEK_V4, block_tokens=256, index_dtype="bfloat16"))
+    assert computed["indexer"] == (21, 21 * 128 * BF16 // 4)
+    assert computed["state"] == (21, 21 * (waiting * 2 * BF16 + folded * (BF16 + FP32)))
+    assert computed["state_2"] == (20, 20 * 127 * 512 * 2 * BF16)
+
+
+def test_deepseek_v4_with_scales_inside() -> None:
+    # 448 float8, 64 bfloat16, 7 exponents for 64 elements each, 1 byte of padding
+    layout = read(DEEPSEEK_V4, block_tokens=128, kv_dtype="fp8_ds_mla", index_dtype="fp8")
+    assert pools(layout)["window_128"] == (43, 43 * 584)
+    assert pools(layout)["compressed_4"] == (21, 21 * 584 // 4)
 
 
 def test_gemma_3n_layers_that_share_own_nothing() -> None:
@@ -348,6 +351,32 @@ def test_windows_and_chunks_and_short_convolutions() -> None:
     assert pools(read(lfm2))["state"] == (1, 4096 * 3 * BF16)
 
 
+def test_windows_are_not_read_into_what_is_not_said() -> None:
+    mistral = config("mistral", num_hidden_layers=2)
+    assert [g.name for g in read({**mistral, "sliding_window": None}).groups] == ["full"]
+    assert [g.name for g in read({**mistral, "sliding_window": 64}).groups] == ["window_64"]
+    qwen = config("qwen2", num_hidden_layers=4, sliding_window=16, use_sliding_window=True)
+    moe = {**qwen, "model_type": "qwen2_moe", "max_window_layers": 3}
+    assert read(moe).group("window_16").layers == (0, 2)
+    assert [g.name for g in read({**qwen, "sliding_window": None}).groups] == ["full"]
+    llama4 = config("llama4_text", num_hidden_layers=8, head_dim=8, attention_chunk_size=64)
+    assert read({**llama4, "no_rope_layers": []}).group("full").layers == (3, 7)
+    odd = {**llama4, "no_rope_layers": [0, 1, 1, 1, 1, 1, 1, 1]}
+    assert read(odd).group("full").layers == (0,)
+    lfm2 = config("lfm2", num_hidden_layers=4, conv_L_cache=3, full_attn_idxs=[2])
+    assert read(lfm2).group("full").layers == (2,)
+    assert read(lfm2).group("state").layers == (0, 1, 3)
+    last = config(
+        "gemma4_text", num_hidden_layers=7, head_dim=8, global_head_dim=8, sliding_window=16
+    )
+    assert read(last).group("full").layers == (5, 6)
+
+
+def test_heads_that_are_null_are_as_many_as_query_heads() -> None:
+    fields = config("mistral", num_hidden_layers=1, head_dim=8, sliding_window=None)
+    assert read({**fields, "num_key_value_heads": None}).bytes_per_token == 2 * 32 * 8 * BF16
+
+
 def test_drafters() -> None:
     own = read({**GLM_5, "num_nextn_predict_layers": 1}, speculative=Speculative(tokens=3))
     assert pools(own) == {
@@ -361,6 +390,29 @@ def test_drafters() -> None:
     small = config("llama", num_hidden_layers=2, head_dim=64, num_key_value_heads=2)
     apart = read(GLM_5, speculative=Speculative(tokens=2, draft=small))
     assert pools(apart)["mirror"] == (2, 2 * 2 * 2 * 64 * BF16)
+    # a format for latents is none for the drafter's heads
+    squeezed = read(GLM_5, kv_dtype="fp8_ds_mla", speculative=Speculative(tokens=2, draft=small))
+    assert pools(squeezed)["mirror"] == (2, 2 * 2 * 2 * 64 * FP8)
+
+
+def test_drafting_layers_by_pattern() -> None:
+    fields = config(
+        "nemotron_h", hybrid_override_pattern="*-", head_dim=8, num_nextn_predict_layers=2
+    )
+    token = 2 * 8 * 8 * BF16
+    for pattern, layers in (("*E", 2), ("*E*-", 4)):
+        given = {**fields, "mtp_hybrid_override_pattern": pattern}
+        assert pools(read(given, speculative=Speculative(tokens=1)))["mirror"] == (
+            layers,
+            layers * token,
+        )
+
+
+def test_glm_53_drafts_with_pooled_index_keys() -> None:
+    fields = {**GLM_53, "num_nextn_predict_layers": 1}
+    layout = read(fields, speculative=Speculative(tokens=3))
+    assert pools(layout)["mirror"] == (1, 512 * BF16)
+    assert pools(layout)["mirror_indexer"] == (1, 132 / 4)
 
 
 def test_one_rank_of_many() -> None:

@@ -10,25 +10,42 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Fields:
-    """A configuration as published: null counts as absent. `where` is what errors call it."""
+MAX_SIZE = 2**31 - 1
+"""No size of a model is larger; what is would only make absurd layouts."""
 
-    def __init__(self, values: Mapping[str, object], where: str) -> None:
+
+class Fields:
+    """A configuration as published. `where` is what errors call it, `cure` what helps if a field
+    is missing."""
+
+    def __init__(self, values: Mapping[str, object], where: str, cure: str = "add it") -> None:
         self.values = values
         self.where = where
+        self.cure = cure
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
         return self.values.get(name) is not None
 
+    def says(self, name: str) -> bool:
+        """Whether the field is there, be it null."""
+        return name in self.values
+
+    def with_values(self, **values: object) -> Fields:
+        """The same with some fields replaced."""
+        return Fields({**self.values, **values}, self.where, self.cure)
+
     def at(self, layer: int) -> Fields:
         """The same with what `per_layer_config` says of one layer."""
-        overrides = self.values.get("per_layer_config")
-        if not isinstance(overrides, dict):
+        overrides = self.inner("per_layer_config")
+        if overrides is None:
             return self
-        for key, values in cast("dict[object, object]", overrides).items():
-            if str(key).isdecimal() and int(str(key)) == layer and isinstance(values, dict):
-                return Fields({**self.values, **cast("dict[str, object]", values)}, self.where)
+        for key in overrides.values:
+            if not key.isdecimal():
+                raise overrides.unknown("a layer", key, "layer numbers")
+            if int(key) == layer:
+                own = overrides.inner(key)
+                return self if own is None else self.with_values(**own.values)
         return self
 
     def size(self, *names: str) -> int:
@@ -58,9 +75,11 @@ class Fields:
         if name is None:
             return None
         value = self.values[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SIZE:
+            huge = isinstance(value, int) and abs(value) > MAX_SIZE
             raise ConfigError(
-                f"{name} of {self.where} is {value!r}; it must be a whole number >= 0"
+                f"{name} of {self.where} is {'a huge number' if huge else repr(value)}; "
+                f"give a whole number from 0 to {MAX_SIZE:,}"
             )
         return value
 
@@ -109,13 +128,13 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise ConfigError(f"{name} of {self.where} is {value!r}; it must be an object")
-        return Fields(cast("dict[str, object]", value), f"{name} of {self.where}")
+        return Fields(cast("dict[str, object]", value), f"{name} of {self.where}", self.cure)
 
     def missing(self, *names: str) -> ConfigError:
         """The error for a field that must be there."""
         return ConfigError(
             f"{' or '.join(names)} is missing in {self.where}, and what is cached depends on it; "
-            "add it, or pass the transformers configuration object, which has its class's defaults"
+            f"{self.cure}"
         )
 
     def unknown(self, name: str, value: object, known: str) -> ConfigError:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from kvtide.errors import ConfigError
 from kvtide.layout.buffer import Buffer
 from kvtide.layout.lifetime import Lifetime, State, require_positive
-from kvtide.layout.parallel import Parallel
+from kvtide.layout.parallel import Parallel, Speculative
 from kvtide.layout.spec import Spec, ratio_of, whole_or_float, without_idle_window
 from kvtide.types import align_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvtide.layout.parallel import Speculative
 
 ALIGN_BYTES = 16
 """Every buffer starts at a multiple of this inside a page, as vector loads want it."""
@@ -191,10 +190,12 @@ class Layout:
         may be kept. Raises ConfigError naming the field that is missing, contradictory or unknown:
         nothing is guessed.
         """
-        from kvtide.layout import reading  # noqa: PLC0415 (it makes layouts of what it reads)
+        from kvtide.layout import reading  # noqa: PLC0415 (most layouts are not read)
 
         fields = reading.read_fields(config)
         require_positive("block_tokens", block_tokens)
+        reading.require_kind("parallel", parallel, Parallel)
+        reading.require_kind("speculative", speculative, Speculative)
         storage = reading.storage_of(
             fields,
             block_tokens=block_tokens,

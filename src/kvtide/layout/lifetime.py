@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import NamedTuple, TypeAlias, assert_never
 
 from kvtide.errors import ConfigError
@@ -64,15 +65,22 @@ Lifetime: TypeAlias = Full | Window | State | Mirror
 
 
 def require_positive(field: str, value: int) -> None:
-    """Raise ConfigError naming `field` unless `value >= 1`."""
+    """Raise ConfigError naming `field` unless `value` is a whole number >= 1."""
+    _require_whole(field, value)
     if value < 1:
         raise ConfigError(f"{field} must be >= 1, got {value}; give a positive {field}")
 
 
 def require_not_negative(field: str, value: int) -> None:
-    """Raise ConfigError naming `field` if `value < 0`."""
+    """Raise ConfigError naming `field` unless `value` is a whole number >= 0."""
+    _require_whole(field, value)
     if value < 0:
         raise ConfigError(f"{field} must be >= 0, got {value}; use 0 for none")
+
+
+def _require_whole(field: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(f"{field} is {value!r}; give a whole number")
 
 
 def needed_blocks(lifetime: Lifetime, length: int, block_tokens: int) -> tuple[Span, ...]:

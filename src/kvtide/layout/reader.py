@@ -26,13 +26,13 @@ class Storage:
     """Dtypes of what is stored, and how often a state may be kept.
 
     `kv` of keys, values and latents; `index` of indexer keys (None: as the family's kernels have
-    them); `activation` what the model computes in, which convolution inputs keep; `recurrent` of
-    recurrent states (None: as the family says).
+    them); `activation` what the model computes in, which convolution inputs keep (None: nobody
+    said); `recurrent` of recurrent states (None: as the family says).
     """
 
     kv: str
     index: str | None
-    activation: str
+    activation: str | None
     recurrent: str | None
     interval_tokens: int
 
@@ -41,18 +41,32 @@ class Storage:
 class Reader:
     """The fields of a configuration, how it is stored and how it is spread.
 
-    `derives`: the family's own code computes head sizes that are absent from others, so that
-    computing them here is no guess.
+    Where a size is absent, computing it is no guess if the family's own code does: `divides` the
+    hidden size among the heads for `head_dim`, takes as many key-value heads as heads (`pairs`).
     """
 
     fields: Fields
     storage: Storage
     parallel: Parallel
-    derives: bool
+    divides: bool
+    pairs: bool
 
     def at(self, layer: int) -> Reader:
         """The same for one layer, which may have sizes of its own."""
         return replace(self, fields=self.fields.at(layer))
+
+    @property
+    def activation(self) -> str:
+        """What the model computes in; ConfigError if neither its fields nor kv_dtype say it."""
+        if self.storage.activation is None:
+            raise self.fields.missing("dtype")
+        return self.storage.activation
+
+    @property
+    def is_kernels(self) -> bool:
+        """Whether sparse attention is stored as its serving kernels read it, not as transformers
+        computes it, which a plain index dtype asks for."""
+        return self.storage.index in INDEX_FORMATS
 
     def full(self) -> FullSpec:
         """Keys and values of every token."""
@@ -76,6 +90,8 @@ class Reader:
     def latent(self, *, has_rope: bool = True) -> LatentSpec:
         """Latents, which every head reads: ranks that split the heads each hold all of them."""
         self.query_heads()
+        if not self.fields.flag("use_mla", default=True):
+            raise self.fields.unknown("use_mla", "false", "true")
         return LatentSpec(
             rank=self.fields.size("kv_lora_rank"),
             rope_dim=self.fields.count("qk_rope_head_dim") if has_rope else 0,
@@ -89,7 +105,7 @@ class Reader:
 
     def plain_index(self, dim: int) -> IndexerSpec:
         """Index keys of other indexers, as the model computes them unless told."""
-        return self._index(dim, self.storage.index or self.storage.activation, 1)
+        return self._index(dim, self.storage.index or self.activation, 1)
 
     def query_heads(self) -> int:
         """Query heads on this rank."""
@@ -103,7 +119,7 @@ class Reader:
             return given
         hidden = self.fields.size("hidden_size")
         heads = self.fields.size("num_attention_heads")
-        if hidden % heads or not self.derives:
+        if hidden % heads or not self.divides:
             raise self.fields.missing("head_dim")
         return hidden // heads
 
@@ -111,7 +127,7 @@ class Reader:
         """Key-value heads on this rank, and the elements of each."""
         heads = self.fields.size("num_attention_heads")
         kv_heads = self.fields.size_or_none("num_key_value_heads")
-        if kv_heads is None and not self.derives:
+        if kv_heads is None and not (self.pairs or self.fields.says("num_key_value_heads")):
             raise self.fields.missing("num_key_value_heads")
         kv_heads = kv_heads or heads
         if heads % kv_heads:
@@ -169,8 +185,3 @@ def latent(reader: Reader, layer: int) -> tuple[Spec, ...]:
 def nothing(reader: Reader, layer: int) -> tuple[Spec, ...]:
     """A layer without attention."""
     return ()
-
-
-def replace_fields(reader: Reader, fields: Fields) -> Reader:
-    """`reader` with other fields."""
-    return replace(reader, fields=fields)

@@ -1,17 +1,18 @@
-"""A published model configuration -> the layout of what one rank caches."""
+"""The fields of a configuration -> what every layer of one rank stores."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from kvtide.errors import ConfigError
-from kvtide.layout.buffer import INLINE_SCALES, ITEM_BYTES, SCALED_DTYPES
+from kvtide.layout.buffer import INLINE_SCALES
+from kvtide.layout.dtypes import FLOATS, KV_DTYPES, WIDE, plain_dtype
 from kvtide.layout.families import FAMILIES, Family
-from kvtide.layout.fields import Fields
+from kvtide.layout.kinds import HYBRID_LETTERS, LAYER_TYPES
 from kvtide.layout.reader import FP4_INDEX, FP8_INDEX, Reader, Storage
+from kvtide.layout.source import read_fields
 from kvtide.layout.spec import (
     CompressedSpec,
     DraftSpec,
@@ -24,8 +25,7 @@ from kvtide.layout.spec import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from kvtide.layout.fields import Fields
     from kvtide.layout.kinds import Kind
     from kvtide.layout.parallel import Parallel, Speculative
 
@@ -34,61 +34,16 @@ if TYPE_CHECKING:
 DEFAULT_STATE_INTERVAL = 256
 """Tokens between the places where a recurrent state may be kept for reuse, about."""
 
-ALIASES = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "half": "float16",
-    "fp32": "float32",
-    "float": "float32",
-    "fp64": "float64",
-    "fp8": "float8_e4m3fn",
-    "fp8_e4m3": "float8_e4m3fn",
-    "fp8_e5m2": "float8_e5m2",
-}
-"""Other names of dtypes that people write."""
+MAX_LAYERS = 10_000
+"""No model has more; what says so is broken."""
 
-WIDE = ("float64", "float32", "float16", "bfloat16")
-"""Dtypes a model may compute in."""
-
-_INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 _MTP_FIELDS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")
-_NATIVE = {
-    "n_layers": "num_hidden_layers",
-    "n_heads": "num_attention_heads",
-    "dim": "hidden_size",
-}
 
 
-@runtime_checkable
-class HasDict(Protocol):
-    """A configuration object of transformers."""
-
-    def to_dict(self) -> dict[str, object]:
-        """All its fields."""
-        ...
-
-
-def read_fields(config: object) -> Fields:
-    """The fields of the text model that a configuration describes.
-
-    `config` is a mapping, the path of a config.json or of its folder, or a configuration object of
-    transformers. Encoders of other media beside the text model cache nothing and are left out.
-    """
-    values = _values(config)
-    outer = values
-    while (inner := _inner(values)) is not None:
-        outer, values = values, inner
-    if values.get("is_encoder_decoder") or outer.get("is_encoder_decoder"):
-        raise ConfigError(
-            "is_encoder_decoder is true; layouts are for decoder-only models: "
-            "build this one with Layout.from_layers"
-        )
-    if "model_type" not in outer and {"n_layers", "kv_lora_rank"} <= values.keys():
-        outer = values = _from_native(values)
-    defaults = {k: outer[k] for k in ("model_type", "dtype", "torch_dtype") if outer.get(k)}
-    values = {**defaults, **{k: v for k, v in values.items() if v is not None}}
-    family = values.get("model_type")
-    return Fields(values, f"the {family!r} configuration" if family else "the configuration")
+def require_kind(name: str, given: object, kind: type) -> None:
+    """Raise ConfigError unless the argument `name` is None or of this kind."""
+    if given is not None and not isinstance(given, kind):
+        raise ConfigError(f"{name} is {given!r}; pass a {kind.__name__}")
 
 
 def family_of(fields: Fields) -> Family:
@@ -97,10 +52,11 @@ def family_of(fields: Fields) -> Family:
     if name is None:
         raise fields.missing("model_type")
     if name not in FAMILIES:
+        near = ", ".join(get_close_matches(name, FAMILIES, n=4)) or "none"
         raise ConfigError(
-            f"model_type is {name!r}; layouts are known for {', '.join(sorted(FAMILIES))}. "
-            "Build the layout of other models with Layout.from_layers, naming what each layer "
-            "caches"
+            f"model_type is {name!r}, which is not among the {len(FAMILIES)} types that layouts "
+            f"are known for (near it: {near}; all in kvtide.layout.families.FAMILIES). Build the "
+            "layout of other models with Layout.from_layers, naming what each layer caches"
         )
     return FAMILIES[name]
 
@@ -116,30 +72,35 @@ def storage_of(
 ) -> Storage:
     """What dtypes the caches have, of the arguments and the configuration."""
     said = fields.text_or_none("dtype", "torch_dtype")
-    said = None if said is None else _plain_dtype(said.removeprefix("torch."))
-    kv = said if kv_dtype in (None, "auto") else _plain_dtype(kv_dtype)
+    said = None if said in (None, "auto") else plain_dtype(said)
+    kv = said if kv_dtype in (None, "auto") else plain_dtype(kv_dtype)
     if kv is None:
         raise ConfigError(
-            f"{fields.where} has no dtype; pass kv_dtype, one of {', '.join(_KV_DTYPES)}"
+            f"{fields.where} has no dtype; pass kv_dtype, one of {', '.join(KV_DTYPES)}"
         )
-    if kv not in _KV_DTYPES:
-        raise ConfigError(f"kv_dtype is {kv!r}; use one of {', '.join(_KV_DTYPES)}")
-    index = (
-        index_dtype if index_dtype in (None, FP8_INDEX, FP4_INDEX) else _plain_dtype(index_dtype)
-    )
-    if index not in (None, FP8_INDEX, FP4_INDEX, *ITEM_BYTES):
-        known = ", ".join((FP8_INDEX, FP4_INDEX, *WIDE))
-        raise ConfigError(f"index_dtype is {index!r}; use one of {known}")
+    if kv not in KV_DTYPES:
+        field = "dtype" if kv_dtype in (None, "auto") else "kv_dtype"
+        raise ConfigError(f"{field} is {kv!r}; use a kv_dtype of {', '.join(KV_DTYPES)}")
     # Convolution inputs are kept as computed, whatever the keys and values are squeezed into.
-    activation = kv if kv in WIDE else said if said in WIDE else "bfloat16"
+    activation = said if said in WIDE else kv if kv in WIDE else None
+    default = block_tokens * max(1, DEFAULT_STATE_INTERVAL // block_tokens)
     return Storage(
         kv=kv,
-        index=index,
+        index=_chosen("index_dtype", index_dtype, (FP8_INDEX, FP4_INDEX, *FLOATS)),
         activation=activation,
-        recurrent=None if state_dtype is None else _plain_dtype(state_dtype),
-        interval_tokens=state_interval
-        or block_tokens * max(1, DEFAULT_STATE_INTERVAL // block_tokens),
+        recurrent=_chosen("state_dtype", state_dtype, FLOATS),
+        interval_tokens=default if state_interval is None else state_interval,
     )
+
+
+def _chosen(name: str, given: str | None, known: tuple[str, ...]) -> str | None:
+    """A dtype given under `name`, by its torch name, if it is one of `known`."""
+    if given is None:
+        return None
+    dtype = given if given in known else plain_dtype(given)
+    if dtype not in known:
+        raise ConfigError(f"{name} is {given!r}; use one of {', '.join(known)}")
+    return dtype
 
 
 def layers_of(
@@ -147,7 +108,13 @@ def layers_of(
 ) -> Layers:
     """What every layer of this rank's stage caches, and the drafter's after the last of them."""
     family = family_of(fields)
-    reader = Reader(fields=fields, storage=storage, parallel=parallel, derives=family.derives)
+    reader = Reader(
+        fields=fields,
+        storage=storage,
+        parallel=parallel,
+        divides=family.divides,
+        pairs=family.pairs,
+    )
     kinds = _kinds(family, fields)
     stage = parallel.layers(len(kinds))
     layers = {layer: _stored(family, kinds[layer], reader, layer) for layer in stage}
@@ -164,54 +131,6 @@ def layers_of(
     return layers
 
 
-def _values(config: object) -> dict[str, object]:
-    if isinstance(config, str | Path):
-        return _load(Path(config))
-    if isinstance(config, HasDict):
-        return config.to_dict()
-    if isinstance(config, dict):
-        return cast("dict[str, object]", config)
-    raise ConfigError(
-        f"config is a {type(config).__name__}; pass a dict, the path of a config.json, "
-        "or a configuration object of transformers"
-    )
-
-
-def _inner(values: Mapping[str, object]) -> dict[str, object] | None:
-    """The configuration of the text model inside a composite one."""
-    found = (values.get(name) for name in _INNER)
-    return next((cast("dict[str, object]", it) for it in found if isinstance(it, dict)), None)
-
-
-def _load(path: Path) -> dict[str, object]:
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {file}: {error.strerror}; pass the path of a config.json"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(f"{file} is no JSON: {error}; pass a model's config.json") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{file} holds a {type(values).__name__}; a config.json holds an object")
-    return cast("dict[str, object]", values)
-
-
-def _from_native(values: Mapping[str, object]) -> dict[str, object]:
-    """DeepSeek's own inference configuration in the field's names.
-
-    Its `dtype` is that of the weights, so it says nothing about caches.
-    """
-    renamed = {_NATIVE.get(name, name): value for name, value in values.items() if name != "dtype"}
-    model_type = "deepseek_v32" if "index_head_dim" in values else "deepseek_v3"
-    return {**renamed, "model_type": model_type}
-
-
-def _plain_dtype(name: str) -> str:
-    return ALIASES.get(name, name)
-
-
 def _kinds(family: Family, fields: Fields) -> list[Kind]:
     pattern = fields.text_or_none("hybrid_override_pattern")
     blocks = fields.listed("layers_block_type")
@@ -224,7 +143,25 @@ def _kinds(family: Family, fields: Fields) -> list[Kind]:
             f"num_hidden_layers of {fields.where} is {said}, but it lists {listed} layers; "
             "correct one of them"
         )
-    return family.kinds(fields, said or listed or 0)
+    num_layers = said or listed or 0
+    if num_layers > MAX_LAYERS:
+        raise ConfigError(
+            f"num_hidden_layers of {fields.where} is {num_layers:,}; no model has more than "
+            f"{MAX_LAYERS:,}"
+        )
+    _check_layers(fields, num_layers)
+    return family.kinds(fields, num_layers)
+
+
+def _check_layers(fields: Fields, num_layers: int) -> None:
+    """Refuse `per_layer_config` of layers there are not."""
+    own = fields.inner("per_layer_config")
+    for key in () if own is None else own.values:
+        if not (own and key.isdecimal() and int(key) < num_layers and own.inner(key)):
+            raise ConfigError(
+                f"per_layer_config of {fields.where} has an entry {key!r}; it maps layers 0 to "
+                f"{num_layers - 1} to objects"
+            )
 
 
 def _stored(family: Family, kind: Kind, reader: Reader, layer: int) -> tuple[Spec, ...]:
@@ -250,31 +187,60 @@ def _drop_reused(layers: Layers, sources: list[int]) -> None:
 
 def _drafter(family: Family, reader: Reader, speculative: Speculative, *, first: int) -> Layers:
     if speculative.draft is not None:
-        fields = read_fields(speculative.draft)
-        # A drafter is small and runs whole on its stage; its heads are split like the model's.
-        whole = replace(reader.parallel, pipeline=1, stage=0, stages=None)
-        theirs = layers_of(fields, reader.storage, whole, None)
-        return {
-            first + layer: tuple(_mirrored(spec, speculative.tokens) for spec in specs)
-            for layer, specs in theirs.items()
-        }
+        return _separate_drafter(reader, speculative, first)
     num_layers = speculative.layers or _mtp_layers(reader.fields)
     specs = _stored(family, family.drafts, reader, first)
-    mirrored = tuple(_mirrored(spec, speculative.tokens) for spec in specs)
+    # Tokens of an entry begun are not kept for a drafter: it runs over them again.
+    kept = [spec for spec in specs if not isinstance(spec, StateSpec)]
+    mirrored = tuple(_mirrored(spec, speculative.tokens) for spec in kept)
     return {first + layer: mirrored for layer in range(num_layers)}
+
+
+def _separate_drafter(reader: Reader, speculative: Speculative, first: int) -> Layers:
+    """A drafter that is a model of its own; small, so it runs whole on the last stage."""
+    fields = read_fields(speculative.draft)
+    fields.where = f"the drafter ({fields.where})"
+    storage = reader.storage
+    if storage.kv == INLINE_SCALES and not fields.has("kv_lora_rank"):
+        storage = replace(storage, kv="float8_e4m3fn")  # that format is for latents
+    whole = replace(reader.parallel, pipeline=1, stage=0, stages=None)
+    theirs = layers_of(fields, storage, whole, None)
+    return {
+        first + layer: tuple(_mirrored(spec, speculative.tokens) for spec in specs)
+        for layer, specs in theirs.items()
+    }
 
 
 def _mtp_layers(fields: Fields) -> int:
     """Layers for multi-token prediction, of whichever of its fields there is."""
-    said = {name: fields.count_or_none(name) for name in _MTP_FIELDS}
-    counts = {count for count in said.values() if count is not None}
-    if len(counts) != 1 or counts == {0}:
-        found = ", ".join(f"{name} {count}" for name, count in said.items()) or "nothing"
-        raise ConfigError(
-            f"{fields.where} does not say how many layers draft ({found}); pass "
-            "Speculative(layers=...), or Speculative(draft=...) for a drafter of its own"
+    said = {name: fields.count(name) for name in _MTP_FIELDS if fields.has(name)}
+    shown = ", ".join(f"{name} {count}" for name, count in said.items())
+    cure = "pass Speculative(layers=...), or Speculative(draft=...) for a drafter of its own"
+    if not said:
+        raise ConfigError(f"{fields.where} does not say how many layers draft; {cure}")
+    if len(set(said.values())) > 1:
+        raise ConfigError(f"{fields.where} says of layers that draft: {shown}; {cure}")
+    count = max(said.values())
+    if not 0 < count <= MAX_LAYERS:
+        raise ConfigError(f"{fields.where} has no layers that draft ({shown}); {cure}")
+    return count * _attention_per_draft(fields)
+
+
+def _attention_per_draft(fields: Fields) -> int:
+    """Layers of attention in one drafting layer of Nemotron-H, which has a pattern of its own."""
+    pattern = fields.text_or_none("mtp_hybrid_override_pattern")
+    blocks = fields.listed("mtp_layers_block_type")
+    if pattern is None and blocks is None:
+        return 1
+    words: dict[str, Kind] = HYBRID_LETTERS if pattern is not None else LAYER_TYPES
+    kinds = [words.get(str(word)) for word in (pattern or blocks or ())]
+    if not set(kinds) <= {"full", "none"} or "full" not in kinds:
+        raise fields.unknown(
+            "mtp_hybrid_override_pattern" if pattern is not None else "mtp_layers_block_type",
+            pattern or blocks,
+            "patterns of full attention and layers without any",
         )
-    return counts.pop()
+    return kinds.count("full")
 
 
 def _mirrored(spec: Spec, tokens: int) -> DraftSpec:
@@ -288,6 +254,3 @@ def _mirrored(spec: Spec, tokens: int) -> DraftSpec:
                 f"a drafter's layer keeps a {type(spec).__name__}; drafters of attention only are "
                 "known: build the layout with Layout.from_layers"
             )
-
-
-_KV_DTYPES = (*WIDE, "float8_e4m3fn", "float8_e5m2", *SCALED_DTYPES, INLINE_SCALES)

@@ -278,12 +278,11 @@ class DraftSpec:
     look_ahead: int
 
     def __post_init__(self) -> None:
-        """Refuse a negative look-ahead, and indexers with windows or ratios of their own."""
+        """Refuse a negative look-ahead, and indexers with windows of their own."""
         require_not_negative("look_ahead", self.look_ahead)
-        if isinstance(self.of, IndexerSpec) and (self.of.window is not None or self.of.ratio > 1):
+        if isinstance(self.of, IndexerSpec) and self.of.window is not None:
             raise ConfigError(
-                f"a drafter's indexer has window {self.of.window} and ratio {self.of.ratio}; "
-                "a mirror keeps a key of every token"
+                f"a drafter's indexer has window {self.of.window}; a mirror keeps every key"
             )
 
     @property
@@ -314,7 +313,8 @@ Spec: TypeAlias = (
 
 def ratio_of(spec: Spec) -> int:
     """Tokens that one stored entry of this spec stands for."""
-    return spec.ratio if isinstance(spec, CompressedSpec | IndexerSpec) else 1
+    stored = spec.of if isinstance(spec, DraftSpec) else spec
+    return stored.ratio if isinstance(stored, CompressedSpec | IndexerSpec) else 1
 
 
 def without_idle_window(spec: Spec, max_tokens: int | None) -> Spec:

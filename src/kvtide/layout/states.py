@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
-from kvtide.layout.buffer import Buffer
+from kvtide.layout.buffer import INLINE_SCALES, Buffer
+from kvtide.layout.dtypes import FLOATS, plain_dtype
 from kvtide.layout.spec import CompressedSpec, Spec, StateSpec, WindowSpec
+from kvtide.types import align_up, ceil_div
 
 if TYPE_CHECKING:
     from kvtide.layout.reader import Reader
+
+
+class _Entry(TypedDict):
+    """Size and dtype of one key of DeepSeek-V4."""
+
+    dim: int
+    dtype: str
 
 
 def _state(reader: Reader, *buffers: Buffer) -> StateSpec:
@@ -17,8 +26,19 @@ def _state(reader: Reader, *buffers: Buffer) -> StateSpec:
 
 
 def _recurrent(reader: Reader, shape: tuple[int, ...], default: str = "float32") -> Buffer:
-    said = reader.fields.text_or_none("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
-    return Buffer("recurrent", shape, reader.storage.recurrent or said or default)
+    return Buffer("recurrent", shape, reader.storage.recurrent or _said(reader) or default)
+
+
+def _said(reader: Reader) -> str | None:
+    """The dtype of recurrent states that the configuration names."""
+    for name in ("mamba_ssm_cache_dtype", "mamba_ssm_dtype"):
+        said = reader.fields.text_or_none(name)
+        if said is not None:
+            dtype = plain_dtype(said)
+            if dtype not in FLOATS:
+                raise reader.fields.unknown(name, said, ", ".join(FLOATS))
+            return dtype
+    return None
 
 
 def gated_delta_net(reader: Reader, layer: int) -> tuple[Spec, ...]:
@@ -47,7 +67,7 @@ def _ngram_states(reader: Reader, layer: int) -> tuple[Buffer, ...]:
     inputs = (fields.size("ple_conv_kernel_size") - 1) * ngram
     channels = fields.size("hc_count") * fields.size("hidden_size")
     return (
-        Buffer("conv_1", (channels, inputs), reader.storage.activation),
+        Buffer("conv_1", (channels, inputs), reader.activation),
         Buffer("conv_2", (ngram - 1,), "int64"),
     )
 
@@ -90,7 +110,7 @@ def lightning_attention(reader: Reader, layer: int) -> tuple[Spec, ...]:
     """MiniMax-01 and M1: a key x value matrix per head, in what the model computes in."""
     dim = reader.head_dim()
     shape = (reader.query_heads(), dim, dim)
-    return (_state(reader, _recurrent(reader, shape, reader.storage.activation)),)
+    return (_state(reader, _recurrent(reader, shape, reader.activation)),)
 
 
 def short_convolution(reader: Reader, layer: int) -> tuple[Spec, ...]:
@@ -101,7 +121,7 @@ def short_convolution(reader: Reader, layer: int) -> tuple[Spec, ...]:
 
 
 def _conv(reader: Reader, channels: int, kernel: int) -> Buffer:
-    return Buffer("conv", (channels, kernel), reader.storage.activation)
+    return Buffer("conv", (channels, kernel), reader.activation)
 
 
 def folded(reader: Reader, layer: int) -> tuple[Spec, ...]:
@@ -109,7 +129,7 @@ def folded(reader: Reader, layer: int) -> tuple[Spec, ...]:
     ratio, dim = _ratio(reader, "heavily_compressed_attention", 128), _v4_dim(reader)
     return (
         *v4_window(reader, layer),
-        CompressedSpec(dim=dim, ratio=ratio, dtype=reader.storage.kv),
+        CompressedSpec(ratio=ratio, **_entry(reader)),
         _state(reader, *_waiting(reader, "compressor", ratio - 1, dim)),
     )
 
@@ -121,7 +141,7 @@ def folded_indexed(reader: Reader, layer: int) -> tuple[Spec, ...]:
     index_dim = reader.fields.size("index_head_dim")
     return (
         *v4_window(reader, layer),
-        CompressedSpec(dim=dim, ratio=ratio, dtype=reader.storage.kv),
+        CompressedSpec(ratio=ratio, **_entry(reader)),
         reader.lightning_index(ratio=ratio),
         _state(
             reader,
@@ -140,15 +160,28 @@ def pool_begun(reader: Reader, pool: int, width: int) -> tuple[Spec, ...]:
 
 def v4_window(reader: Reader, layer: int) -> tuple[Spec, ...]:
     """The window of every DeepSeek-V4 layer: one head whose keys are its values."""
+    entry, window = _entry(reader), reader.fields.size("sliding_window")
     return (
         WindowSpec(
-            window=reader.fields.size("sliding_window"),
-            kv_heads=1,
-            head_dim=_v4_dim(reader),
-            dtype=reader.storage.kv,
-            is_tied=True,
+            window=window, kv_heads=1, head_dim=entry["dim"], dtype=entry["dtype"], is_tied=True
         ),
     )
+
+
+def _entry(reader: Reader) -> _Entry:
+    """Elements and dtype of one DeepSeek-V4 key, which is its value too.
+
+    With scales inside, as FlashMLA reads them: a float8 per element without a position, the rotary
+    part in bfloat16, an exponent byte per 64 elements, rounded up to 8 bytes: 584 for 448 + 64.
+    """
+    dim = _v4_dim(reader)
+    if reader.storage.kv != INLINE_SCALES:
+        return {"dim": dim, "dtype": reader.storage.kv}
+    rope = reader.fields.size("qk_rope_head_dim")
+    if rope >= dim:
+        raise reader.fields.unknown("qk_rope_head_dim", rope, f"less than head_dim = {dim}")
+    scales = ceil_div(dim - rope, 64)
+    return {"dim": align_up(dim - rope + 2 * rope + scales, 8), "dtype": "uint8"}
 
 
 def _v4_dim(reader: Reader) -> int:
@@ -163,8 +196,12 @@ def _ratio(reader: Reader, kind: str, published: int) -> int:
 
 
 def _waiting(reader: Reader, name: str, tokens: int, width: int) -> tuple[Buffer, Buffer]:
-    """Values and gates of tokens that an entry to come is made of."""
-    dtype = reader.storage.recurrent or reader.storage.activation
+    """Values and gates of tokens that an entry to come is made of.
+
+    Serving kernels keep them in float32, transformers in what it computes in.
+    """
+    wide = "float32" if reader.is_kernels else reader.activation
+    dtype = reader.storage.recurrent or wide
     return tuple(  # pyright: ignore[reportReturnType]
         Buffer(f"{name}_{part}", (tokens, width), dtype) for part in ("kv", "gate")
     )
