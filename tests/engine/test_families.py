@@ -10,14 +10,14 @@ from kvtide.engine import LLM, SamplingParams
 from kvtide.torch import layout_from_model
 
 from ..torch.memory import least_bytes
-from ..torch.tiny import EQUAL_ROWS, FAMILIES, FOLD, tiny_model
+from ..torch.tiny import EQUAL_ROWS, FAMILIES, FOLD, WRAPPERS, tiny_model
 from .small import SMALL, make_prompts, right
 
 if TYPE_CHECKING:
     from kvtide.engine.llm import Settings
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES + WRAPPERS)
 def test_answers_are_those_of_transformers(family: str) -> None:
     model = tiny_model(family)
     prompts = make_prompts()

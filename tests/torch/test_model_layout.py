@@ -133,7 +133,7 @@ def test_a_configuration_alone_is_enough_with_a_dtype() -> None:
 
 
 def test_unknown_models_are_named() -> None:
-    with pytest.raises(ConfigError, match="model_type is 'bloom'; layouts are known for"):
+    with pytest.raises(ConfigError, match="model_type is 'bloom', which is not among"):
         layout_from_model(AutoConfig.for_model("bloom"), block_tokens=4, dtype="float32")
     config = AutoConfig.for_model("qwen3", num_hidden_layers=2, layer_types=["full_attention"] * 2)
     config.layer_types = ["full_attention", "linear_attention"]

@@ -11,6 +11,7 @@ import torch
 import transformers
 from tests.torch.tiny_attention import ATTENTION
 from tests.torch.tiny_latent import LATENTS
+from tests.torch.tiny_media import MEDIA
 from tests.torch.tiny_state import STATES
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -33,6 +34,11 @@ COMMON: dict[str, Any] = {
 }
 CONFIGS: dict[str, dict[str, Any]] = ATTENTION | LATENTS | STATES
 FAMILIES = tuple(CONFIGS)
+"""Every class that is a text model, or brings one that has no class of its own."""
+
+WRAPPERS = tuple(MEDIA)
+"""Classes that wrap one of those, or of another maker, with encoders of other media."""
+
 KINDS = (
     "qwen3",
     "gemma3_text",
@@ -68,7 +74,7 @@ CLASSES: dict[str, str] = {
     "glm5_next": "Glm5NextForConditionalGeneration",
     "mistral4": "Mistral4ForCausalLM",
     "mistral_large4": "MistralLarge4ForConditionalGeneration",
-}
+} | {family: name for family, (name, _) in MEDIA.items()}
 
 
 @cache
@@ -82,10 +88,10 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> PreTrainedMod
 
 
 def _config(family: str) -> PreTrainedConfig:
-    given = dict(CONFIGS[family])
+    given = dict(MEDIA[family][1] if family in MEDIA else CONFIGS[family])
     if "text_config" in given:
         given["text_config"] = COMMON | given["text_config"]
-        return AutoConfig.for_model(family, **given)
+        return AutoConfig.for_model(family, tie_word_embeddings=False, **given)
     return AutoConfig.for_model(family, **(COMMON | given))
 
 

@@ -35,6 +35,15 @@ ATTENTION: dict[str, dict[str, Any]] = {
         "activation_sparsity_pattern": [0.5] + [0.0] * 5,
     },
     "gemma4_text": {**SHARING, "global_head_dim": 32},
+    "gemma4_unified_text": {
+        **GROUPED,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 16,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+    },
     "glm": {**GROUPED, "num_hidden_layers": 2},
     "glm4": {**GROUPED, "num_hidden_layers": 2},
     "glm4_moe": {
@@ -74,4 +83,5 @@ ATTENTION: dict[str, dict[str, Any]] = {
     },
     "qwen3": {**GROUPED, "num_hidden_layers": 3},
     "qwen3_moe": {**GROUPED, **EXPERTS, "num_hidden_layers": 2, "num_experts": 8},
+    "vaultgemma": {**GEMMA, "num_hidden_layers": 2},
 }
