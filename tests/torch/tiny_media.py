@@ -55,6 +55,29 @@ WINDOWED: dict[str, Any] = {
     "sliding_window": 16,
 }
 MEDIA: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_ocr2": (
+        "DeepseekOcr2ForConditionalGeneration",
+        {
+            "text_config": {
+                **TEXT,
+                **EXPERTS,
+                "n_routed_experts": 8,
+                "n_group": None,
+                "topk_group": None,
+                "mlp_layer_types": ["dense", "sparse"],
+            },
+            "vision_config": {
+                "sam_config": {
+                    **PATCHES,
+                    "output_channels": 8,
+                    "mlp_dim": 32,
+                    "global_attn_indexes": [0],
+                    "downsample_channels": [8, 8],
+                },
+                "encoder_config": {**EARS, "vocab_size": 8, "num_key_value_heads": 2},
+            },
+        },
+    ),
     "deepseek_vl": (
         "DeepseekVLForConditionalGeneration",
         {"text_config": {"model_type": "llama", **TEXT}, "vision_config": PATCHES},
@@ -113,6 +136,10 @@ MEDIA: dict[str, tuple[str, dict[str, Any]]] = {
             "text_config": {"model_type": "glm4v_text", **TEXT, **HALF},
             "vision_config": {"model_type": "glm4v_vision", **DEEP},
         },
+    ),
+    "glm_ocr": (
+        "GlmOcrForConditionalGeneration",
+        {"text_config": TEXT | SECTIONS, "vision_config": DEEP},
     ),
     "kimi_k25": (
         "Kimi_K25ForConditionalGeneration",

@@ -95,6 +95,7 @@ _GEMMA4 = Family(
 
 _OURS: dict[str, Family] = {
     # DeepSeek
+    "deepseek_ocr2_text": Family(kinds=rule.every("full"), divides=True, pairs=True),
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
     "deepseek_v32": _INDEXED_LATENT,
@@ -114,6 +115,7 @@ _OURS: dict[str, Family] = {
     "glm4_moe_lite": _LATENT,
     "glm4v_text": Family(kinds=rule.from_window(None), divides=True),
     "glm4v_moe_text": _PLAIN,
+    "glm_ocr_text": Family(kinds=rule.from_window(None), divides=True),
     "glm_moe_dsa": _INDEXED_LATENT,
     "glm5_next": _GLM5_NEXT,
     "glm5_next_text": _GLM5_NEXT,
