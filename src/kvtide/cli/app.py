@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-    from typer.models import OptionInfo
+    from kvtide.cli.plan import options as given
+
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,11 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="KV-cache memory whose pools trade capacity while they serve.",
 )
-
-
-def _option(help_text: str, metavar: str = "N") -> OptionInfo:
-    """An option whose value the command reads itself: its errors are one line that names it."""
-    return cast("OptionInfo", typer.Option(help=help_text, metavar=metavar))
 
 
 @app.command()
@@ -70,77 +66,42 @@ def demo(
 
 @app.command()
 def plan(  # noqa: PLR0913 (a command line; what it means is in planner.Options)
-    config: Annotated[Path, typer.Argument(help="A model's config.json, or its folder.")],
+    config: given.Config,
     *,
-    memory: Annotated[str | None, _option("Bytes of one rank for all pools.", "60GB")] = None,
-    granule: Annotated[str, _option("Bytes that move at a time.", "SIZE")] = "2MiB",
-    workload: Annotated[
-        Path | None,
-        typer.Option(help="JSON object, or .jsonl of {input, output} a line.", metavar="FILE"),
-    ] = None,
-    mean_input: Annotated[str | None, _option("Tokens of a prompt.")] = None,
-    mean_output: Annotated[str | None, _option("Tokens of an answer.")] = None,
-    concurrency: Annotated[str | None, _option("Sequences that run at a time, in all.")] = None,
-    shared_prefix: Annotated[str | None, _option("First tokens that all prompts share.")] = None,
-    pool_ratio: Annotated[
-        str | None, _option("Split to judge, by pool or in their order.", "full=0.85,indexer=0.15")
-    ] = None,
-    need: Annotated[
-        list[str] | None,
-        _option("Bytes a pool has to hold, instead of a workload.", "POOL=4GB"),
-    ] = None,
-    tp: Annotated[str, _option("Tensor parallel ranks.")] = "1",
-    pp: Annotated[str, _option("Pipeline stages.")] = "1",
-    cp: Annotated[str, _option("Context parallel ranks.")] = "1",
-    adp: Annotated[str, _option("Copies of the attention, data parallel.")] = "1",
-    block_tokens: Annotated[str, _option("Tokens of a block.")] = "16",
-    max_tokens: Annotated[
-        str | None, _option("Tokens of the longest sequence. [default: what the model can]")
-    ] = None,
-    kv_dtype: Annotated[str | None, _option("Of keys, values, latents.", "DTYPE")] = None,
-    index_dtype: Annotated[str | None, _option("Of indexer keys.", "DTYPE")] = None,
-    state_dtype: Annotated[str | None, _option("Of recurrent states.", "DTYPE")] = None,
-    draft_tokens: Annotated[
-        str, _option("Tokens drafted ahead by the model's own multi-token prediction.")
-    ] = "0",
-    draft_layers: Annotated[
-        str | None, _option("Layers of it. [default: what the model says]")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
-    html: Annotated[
-        Path | None, typer.Option(help="Write a page with pictures as well.", metavar="FILE")
-    ] = None,
+    memory: given.Memory = None,
+    granule: given.Granule = "2MiB",
+    workload: given.WorkloadFile = None,
+    mean_input: given.MeanInput = None,
+    mean_output: given.MeanOutput = None,
+    concurrency: given.Concurrency = None,
+    shared_prefix: given.SharedPrefix = None,
+    pool_ratio: given.PoolRatio = None,
+    need: given.Need = None,
+    tp: given.Tensor = "1",
+    pp: given.Pipeline = "1",
+    cp: given.Context = "1",
+    adp: given.AttentionData = "1",
+    block_tokens: given.BlockTokens = "16",
+    max_tokens: given.MaxTokens = None,
+    kv_dtype: given.KvDtype = None,
+    index_dtype: given.IndexDtype = None,
+    state_dtype: given.StateDtype = None,
+    draft_tokens: given.DraftTokens = "0",
+    draft_layers: given.DraftLayers = None,
+    as_json: given.AsJson = False,
+    html: given.Html = None,
 ) -> None:
     """Plan memory for a model before it is launched: pools, splits, what fits, what is stranded.
 
     Sizes are bytes of one rank: GB = 1e9, GiB = 2**30. Exit status 1 if one sequence of max-tokens
     does not fit, 2 if the question makes no sense.
     """
+    asked = dict(locals())  # every option by its name: nothing may be assigned above this line
+    for name in ("as_json", "html"):
+        del asked[name]
+    asked["need"] = tuple(need or ())
     command = _subcommand("kvtide.cli.plan.command", needs=())
-    asked = command.Asked(
-        config=config,
-        memory=memory,
-        granule=granule,
-        workload=workload,
-        mean_input=mean_input,
-        mean_output=mean_output,
-        concurrency=concurrency,
-        shared_prefix=shared_prefix,
-        pool_ratio=pool_ratio,
-        need=tuple(need or ()),
-        tp=tp,
-        pp=pp,
-        cp=cp,
-        adp=adp,
-        block_tokens=block_tokens,
-        max_tokens=max_tokens,
-        kv_dtype=kv_dtype,
-        index_dtype=index_dtype,
-        state_dtype=state_dtype,
-        draft_tokens=draft_tokens,
-        draft_layers=draft_layers,
-    )
-    raise typer.Exit(command.run(asked, as_json=as_json, html=html))
+    raise typer.Exit(command.run(command.Asked(**asked), as_json=as_json, html=html))
 
 
 def _subcommand(module: str, *, needs: Sequence[str]) -> ModuleType:

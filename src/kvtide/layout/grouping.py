@@ -193,6 +193,7 @@ class Layout:
         from kvtide.layout import reading  # noqa: PLC0415 (most layouts are not read)
 
         fields = reading.read_fields(config)
+        reading.family_of(fields)  # an unknown type is the first thing to hear of
         require_positive("block_tokens", block_tokens)
         reading.require_kind("parallel", parallel, Parallel)
         reading.require_kind("speculative", speculative, Speculative)

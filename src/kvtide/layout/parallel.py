@@ -71,8 +71,9 @@ class Parallel:
         """The layers of this stage."""
         counts = self.stages or _even(num_layers, self.pipeline)
         if sum(counts) != num_layers or min(counts) < 1:
+            shown = counts if self.stages else f"{self.pipeline} even shares"
             raise ConfigError(
-                f"stages are {counts}, {sum(counts)} layers in all, but the model has {num_layers};"
+                f"stages are {shown}, {sum(counts)} layers in all, but the model has {num_layers};"
                 " every stage needs at least one layer, and all together all of them"
             )
         start = sum(counts[: self.stage])
