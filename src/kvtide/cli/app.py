@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import kvtide
+from kvtide.cli.plan import options as given  # noqa: TC001 (typer reads the annotations)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
-
-    from kvtide.cli.plan import options as given
 
 
 app = typer.Typer(
