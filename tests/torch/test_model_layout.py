@@ -139,3 +139,15 @@ def test_unknown_models_are_named() -> None:
     config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(ConfigError, match=r"layer_types of .*'linear"):
         layout_from_model(config, block_tokens=4, dtype="float32")
+
+
+@pytest.mark.parametrize("how", [True, "all"])
+def test_models_whose_tokens_read_ahead_are_refused(how: object) -> None:
+    name = "gemma4_text" if how == "all" else "gemma"
+    config = AutoConfig.for_model(name, use_bidirectional_attention=how)
+    with pytest.raises(ConfigError, match=f"use_bidirectional_attention of '{name}' is {how!r}"):
+        layout_from_model(config, block_tokens=4, dtype="float32")
+    with pytest.raises(ConfigError, match="'gemma' is True: a prompt's tokens"):
+        layout_from_model(AutoConfig.for_model("paligemma"), block_tokens=4, dtype="float32")
+    config = AutoConfig.for_model("gemma4_text", use_bidirectional_attention="vision")
+    assert layout_from_model(config, block_tokens=4, dtype="float32").bytes_per_token

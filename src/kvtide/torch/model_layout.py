@@ -41,9 +41,11 @@ def layout_from_model(
     `Layout.from_config` with everything in `dtype`, by default the model's: the model itself reads
     what is stored. `max_tokens` is the longest sequence there will be; `state_interval` (default:
     about 256, a multiple of `block_tokens`) is how often a recurrent state may be kept. Raises
-    ConfigError naming the field that is missing or unknown.
+    ConfigError naming the field that is missing or unknown, or by which tokens would read those
+    after them: then what a prefix caches depends on what follows it.
     """
     config = model if isinstance(model, PreTrainedConfig) else model.config
+    _require_causal(text_config(config))
     dtype = dtype or _dtype_of(model)
     return Layout.from_config(
         config,
@@ -64,6 +66,15 @@ def selects_columns(config: PreTrainedConfig) -> bool:
     """Whether rows of different lengths cannot be padded to one: see `COLUMN_LAYERS`."""
     types = cast("list[str] | None", getattr(text_config(config), "layer_types", None))
     return not COLUMN_LAYERS.isdisjoint(types or ())
+
+
+def _require_causal(config: PreTrainedConfig) -> None:
+    how = cast("object", getattr(config, "use_bidirectional_attention", None))
+    if how and how != "vision":  # "vision" is among the patches of an image
+        raise ConfigError(
+            f"use_bidirectional_attention of {config.model_type!r} is {how!r}: a prompt's tokens "
+            "read those after them, so its prefixes cannot be cached; use transformers' own cache"
+        )
 
 
 def _dtype_of(model: HasConfig | PreTrainedConfig) -> str:
