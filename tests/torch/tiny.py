@@ -63,8 +63,8 @@ EQUAL_ROWS = ("deepseek_v4", "minimax_m3_vl_text")
 ATTENTION_ONLY = tuple(f for f in (*ATTENTION, *LATENTS) if f not in EQUAL_ROWS)
 """Families whose rows may compute different numbers of tokens in one forward."""
 
-PADDED_DTYPES = {"gemma2": torch.float32}
-"""Where padded prompts need it: its softmax in float32 overflows at the least float64."""
+PADDED_DTYPES = {"gemma2": torch.float32, "vaultgemma": torch.float32}
+"""Where padded prompts need it: their softmax in float32 overflows at the least float64."""
 
 FOLD = {"deepseek_v4": 8}
 """What block sizes must be multiples of."""
