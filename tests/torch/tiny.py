@@ -26,7 +26,7 @@ COMMON: dict[str, Any] = {
     "intermediate_size": 96,
     "num_attention_heads": 4,
     "max_position_embeddings": 512,
-    "pad_token_id": 0,
+    "pad_token_id": None,  # its embedding would be zero, and all index scores of it equal
     "bos_token_id": 1,
     "eos_token_id": None,  # generation stops by length only
     "tie_word_embeddings": False,
@@ -122,7 +122,6 @@ def expected(model: PreTrainedModel, ids: torch.Tensor, count: int) -> list[int]
 
 @torch.no_grad()
 def _generated(model: PreTrainedModel, ids: torch.Tensor, count: int) -> list[int]:
-    # Without a mask, a generated token that is the padding token's would count as padding.
-    mask = torch.ones_like(ids)
+    mask = torch.ones_like(ids)  # else a generated token that is the padding's would count as such
     out = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False)
     return out[0, ids.shape[1] :].tolist()

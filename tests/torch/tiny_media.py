@@ -104,12 +104,15 @@ MEDIA: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma4": (
         "Gemma4ForConditionalGeneration",
-        {"text_config": {**WINDOWED, "hidden_size_per_layer_input": 0}, "vision_config": PATCHES},
+        {
+            "text_config": {**WINDOWED, "hidden_size_per_layer_input": 0, "pad_token_id": 0},
+            "vision_config": PATCHES,
+        },
     ),
     "gemma4_unified": (
         "Gemma4UnifiedForConditionalGeneration",
         {
-            "text_config": WINDOWED,
+            "text_config": {**WINDOWED, "pad_token_id": 0},
             "vision_config": {
                 "patch_size": 2,
                 "pooling_kernel_size": 2,
