@@ -116,6 +116,8 @@ def test_verbs_of_the_manager_are_refused(family: str, drive: Callable[..., Driv
     for verb in (
         lambda: cache.crop(-1),
         lambda: cache.reorder_cache(torch.tensor([0])),
+        lambda: cache.batch_repeat_interleave(2),
+        lambda: cache.batch_select_indices(torch.tensor([0])),
         cache.reset,
     ):
         with pytest.raises(UsageError, match="KVManager"):
@@ -188,3 +190,16 @@ def test_states_of_several_kinds_in_one_layer() -> None:
         layer.detach()
         with pytest.raises(UsageError, match="no forward is bound"):
             layer.update_recurrent_state(torch.ones(1, 2, 3))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "minimax"])
+def test_gradients_are_refused(family: str, drive: Callable[..., Driver]) -> None:
+    driver = drive(family)
+    seq = driver.kv.open(prompt(5)[0].numpy())
+    assert driver.kv.admit([seq])
+    with (
+        driver.kv.step([seq], 5) as step,
+        pytest.raises(UsageError, match=r"keeps no gradients; .* torch.no_grad\(\)"),
+        driver.cache.bind(step) as inputs,
+    ):
+        driver.model(prompt(5), cache=driver.cache, use_cache=True, **inputs)

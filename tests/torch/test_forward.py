@@ -65,6 +65,26 @@ def test_mask_positions_and_new_tokens(rows: list[tuple[int, int]]) -> None:
         assert new[r, -count:].all()
     assert forward.is_padded == (not mask.all())
     assert forward.is_even == new.all()
+    assert forward.is_uniform == (len(set(rows)) == 1)
+    assert forward.is_mixed == (len({start > 0 for start, _ in rows}) == 2)
+
+
+@given(rows=spans)
+def test_past_positions_are_those_of_the_past_columns(rows: list[tuple[int, int]]) -> None:
+    forward = forward_of(rows)
+    past = forward.past_positions()
+    assert past.shape == (len(rows), forward.past)
+    for r, (start, count) in enumerate(rows):
+        padding = forward.length - start - count
+        assert past[r].tolist() == [max(0, column - padding) for column in range(forward.past)]
+
+
+@given(start=st.integers(0, 60), new=st.integers(1, 20), ratio=st.integers(2, 9))
+def test_folded_forwards_count_whole_entries(start: int, new: int, ratio: int) -> None:
+    folded = forward_of([(start, new)] * 2).folded(ratio)
+    entries = [(e + 1) * ratio for e in range((start + new) // ratio)]
+    assert (folded.length, folded.batch_size) == (len(entries), 2)
+    assert folded.num_queries == sum(end > start for end in entries)
 
 
 @given(start=st.integers(0, 60), new=st.integers(1, 20), window=st.integers(1, 30))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvtide import ConfigError, Layout, MemfdMemory
-from kvtide.layout import Buffer, FullSpec, IndexerSpec, LatentSpec, StateSpec
+from kvtide.layout import Buffer, CompressedSpec, FullSpec, IndexerSpec, LatentSpec, StateSpec
 from kvtide.torch import page_view
 from kvtide.torch.views import StatePages, TokenRows
 
@@ -167,3 +167,10 @@ def test_state_pages_are_copied_out_changed_and_written_back(pool: OnePool) -> N
 def test_unknown_buffers_are_refused(pool: OnePool) -> None:
     with pytest.raises(ConfigError, match="no buffer 'rope'; it has key, value"):
         page_view(pool, full_group(), layer_position=0, name="rope")
+
+
+def test_entries_of_several_tokens_fill_a_page_sooner(pool: OnePool) -> None:
+    waiting = StateSpec(buffers=(Buffer("compressor_kv", (3, 4), "float32"),), interval_tokens=8)
+    layers = {0: (CompressedSpec(dim=4, ratio=4, dtype="float32"), waiting)}
+    group = Layout.from_layers(layers, block_tokens=8).group("compressed_4")
+    assert page_view(pool, group, layer_position=0, name="compressed").shape[1:] == (2, 4)

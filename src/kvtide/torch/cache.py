@@ -147,6 +147,16 @@ class PagedCache(Cache):
         finally:
             self._binding.end()
 
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Refuse: copies of a row are forks, which only the manager can make."""
+        raise UsageError(
+            f"a paged cache cannot repeat its rows {repeats} times; use KVManager.fork"
+        )
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Refuse: rows are chosen by `bind`, and left out with `KVManager.close`."""
+        raise UsageError("a paged cache cannot select its rows; use bind and KVManager.close")
+
     @staticmethod
     def for_generate(
         model: PreTrainedModel,

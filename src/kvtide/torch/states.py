@@ -185,6 +185,8 @@ class PagedFoldedLayer(PagedLayer):
 
 def keep(state: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """Overwrite `state` and return it; ConfigError if it would have to be rounded."""
+    if new.requires_grad:
+        raise UsageError("a paged cache keeps no gradients; call the model in torch.no_grad()")
     if state.dtype != new.dtype:
         raise ConfigError(
             f"the model keeps a state in {new.dtype}, the layout stores {state.dtype}; "
