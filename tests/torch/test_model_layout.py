@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 import pytest
@@ -113,6 +114,14 @@ def test_windows_and_state_intervals() -> None:
     assert [g.name for g in short.groups] == ["full"]
     hybrid = layout_from_model(tiny_model("qwen3_next"), block_tokens=12)
     assert hybrid.group("state").lifetime.interval_tokens == 252  # type: ignore[union-attr]
+
+
+def test_states_are_as_transformers_keeps_them_not_other_engines() -> None:
+    config = copy.deepcopy(tiny_model("nemotron_h").config)
+    config.mamba_ssm_cache_dtype = "bfloat16"
+    layout = layout_from_model(config, block_tokens=4, dtype="float64")
+    assert layout == layout_of("nemotron_h")
+    assert {b.name: b.dtype for b in layout.group("state").buffers}["recurrent"] == "float32"
 
 
 def test_latents_and_index_keys_have_pools_of_their_own() -> None:

@@ -144,6 +144,13 @@ MEDIA: dict[str, tuple[str, dict[str, Any]]] = {
         "GlmOcrForConditionalGeneration",
         {"text_config": TEXT | SECTIONS, "vision_config": DEEP},
     ),
+    "glmga": (
+        "Glm46VForConditionalGeneration",
+        {
+            "text_config": {"model_type": "glm4v_text", **TEXT, **HALF},
+            "vision_config": {"model_type": "glm4v_vision", **DEEP},
+        },
+    ),
     "kimi_k25": (
         "Kimi_K25ForConditionalGeneration",
         {"text_config": {"model_type": "deepseek_v3", **LATENT}, "vision_config": DEEP},

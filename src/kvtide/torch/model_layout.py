@@ -17,6 +17,10 @@ COLUMN_LAYERS = frozenset({"minimax_m3_sparse"})
 """Types of layers that select blocks of columns, padding included, where others select tokens."""
 
 
+KERNEL_FIELDS = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
+"""For other engines: in transformers a recurrent state is float32 whatever these say."""
+
+
 class HasConfig(Protocol):
     """A transformers model, as far as its layout goes."""
 
@@ -48,7 +52,7 @@ def layout_from_model(
     _require_causal(text_config(config))
     dtype = dtype or _dtype_of(model)
     return Layout.from_config(
-        config,
+        _as_transformers_reads(config),
         block_tokens=block_tokens,
         kv_dtype=dtype,
         index_dtype=dtype,
@@ -66,6 +70,16 @@ def selects_columns(config: PreTrainedConfig) -> bool:
     """Whether rows of different lengths cannot be padded to one: see `COLUMN_LAYERS`."""
     types = cast("list[str] | None", getattr(text_config(config), "layer_types", None))
     return not COLUMN_LAYERS.isdisjoint(types or ())
+
+
+def _as_transformers_reads(config: PreTrainedConfig) -> dict[str, object]:
+    """All fields but those that only other engines obey."""
+    values = cast("dict[str, object]", config.to_dict())
+    for part in (values, *values.values()):
+        if isinstance(part, dict):
+            for name in KERNEL_FIELDS:
+                cast("dict[str, object]", part).pop(name, None)
+    return values
 
 
 def _require_causal(config: PreTrainedConfig) -> None:
