@@ -10,7 +10,7 @@ from kvtide.engine import LLM, SamplingParams
 from kvtide.torch import layout_from_model
 
 from ..torch.memory import least_bytes
-from ..torch.tiny import EQUAL_ROWS, FAMILIES, FOLD, WRAPPERS, tiny_model
+from ..torch.tiny import EQUAL_ROWS, FAMILIES, FOLD, WRAPPERS, prompt, tiny_model
 from .small import SMALL, make_prompts, right
 
 if TYPE_CHECKING:
@@ -38,6 +38,17 @@ def test_answers_are_those_of_transformers(family: str) -> None:
     assert [list(output.token_ids) for output in again] == answers
     assert sum(output.hit_tokens for output in again) > 0
     assert sum(pool.evicted for pool in facts.pools.values()) > 0
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "gemma3n_text", "gpt_oss", "deepseek_v4"])
+def test_windows_that_no_sequence_outgrows(family: str) -> None:
+    model = tiny_model(family)
+    prompts = [prompt(n, seed=n)[0].tolist() for n in (1, 5, 7)]
+    settings: Settings = {**SMALL, "max_tokens": 16, "block_tokens": 8}
+    with LLM(model, **settings) as engine:
+        assert not any(g.name.startswith("window") for g in engine.kv.layout.groups)
+        outputs = engine.generate(prompts, SamplingParams(max_tokens=8))
+    assert [list(output.token_ids) for output in outputs] == right(model, prompts, 8)
 
 
 @pytest.mark.parametrize("family", EQUAL_ROWS)
