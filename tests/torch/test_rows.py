@@ -86,6 +86,16 @@ def test_minimax_has_no_state_before_the_first_token(drive: Drive) -> None:
     assert isinstance(cache, PagedCache)
 
 
+def test_latents_without_rotary_keys_come_with_none(drive: Drive) -> None:
+    driver = drive("mistral_large4")
+    seq = driver.start(prompt(5))
+    latent = torch.ones(1, 1, 1, 16, dtype=torch.float64)
+    with driver.kv.step([seq], 1) as step, driver.cache.bind(step):
+        found, rope = driver.cache.update(latent, latent[..., :0], 3)
+    assert (found.shape, rope.shape) == ((1, 1, 6, 16), (1, 1, 6, 0))
+    assert found[0, 0, -1].unique().tolist() == [1]
+
+
 def failing_update(model: PreTrainedModel, layers: dict[int, Spec]) -> None:
     """One forward of `model` over a layout of these layers."""
     layout = Layout.from_layers(layers, block_tokens=4)

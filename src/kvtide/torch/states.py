@@ -151,8 +151,6 @@ class PagedFoldedLayer(PagedLayer):
 
     def update_compressor_states(self, name: str, compressed: torch.Tensor) -> torch.Tensor:
         """Write new entries [batch, n, dim], n >= 0, and return all there are."""
-        if self._binding.forward.length < self.compress_rate:
-            return compressed
         return self._folded[name].exchange(compressed)
 
     def update_overlap_state(
