@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import transformers
-from tests.torch.tiny import CLASSES, FAMILIES
+from tests.torch.tiny import CLASSES, FAMILIES, WRAPPERS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 PREFIXES = re.compile(
@@ -14,34 +14,19 @@ PREFIXES = re.compile(
 )
 GENERATES = re.compile(r"^class (\w+)\([^)]*GenerationMixin", re.MULTILINE)
 
-TWIN = "decodes with keys and values that another model hands it, and caches nothing itself"
-SPEECH = "generates speech, not text"
-ENCODER = "is an encoder and a decoder: its cross-attention reads no prefix of a prompt"
-TRANSDUCER = "is a transducer over audio frames: there is no prompt whose keys could be cached"
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 
-UNSUPPORTED = {
-    "DiffusionGemmaForBlockDiffusion": "denoises blocks of tokens that read each other, both ways",
-    "Gemma3nForConditionalGeneration": "needs the timm package; its text class is supported",
-    "Gemma4AssistantForCausalLM": TWIN,
-    "Gemma4UnifiedAssistantForCausalLM": TWIN,
-    "GlmImageForConditionalGeneration": "generates images, not text",
-    "Nemotron3_5AsrForRNNT": TRANSDUCER,
-    "Nemotron3_5TranscribeForConditionalGeneration": "transcribes audio; its decoder, Nemotron-H, "
-    "is supported",
-    "NemotronAsrStreamingForRNNT": TRANSDUCER,
-    "PaliGemmaForConditionalGeneration": "the tokens of a prompt read those after them",
-    "Qwen2_5OmniForConditionalGeneration": "runs a thinker, a talker and a vocoder; its thinker is "
-    "supported",
-    "Qwen2_5OmniTalkerForConditionalGeneration": SPEECH,
-    "Qwen3OmniMoeForConditionalGeneration": "as Qwen2.5-Omni",
-    "Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration": SPEECH,
-    "Qwen3OmniMoeTalkerForConditionalGeneration": SPEECH,
-    "RecurrentGemmaForCausalLM": "keeps its states in buffers of its modules, not in a cache",
-    "T5Gemma2ForConditionalGeneration": ENCODER,
-    "T5GemmaForConditionalGeneration": ENCODER,
-    "VoxtralRealtimeForConditionalGeneration": "adds a piece of audio to every token it generates",
-}
-"""Why the other classes are not supported."""
+
+def listed(heading: str, columns: slice) -> list[str]:
+    """What stands between backticks in these columns of the table under a heading of the page."""
+    _, _, after = PAGE.read_text().partition(heading)
+    rows = [line for line in after.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    cells = [cell for row in rows[1:] for cell in row.split("|")[columns]]
+    return re.findall(r"`(\w+)`", "\n".join(cells))
+
+
+def test_the_page_names_the_classes_that_are_tested() -> None:
+    assert sorted(listed("# Models", slice(2, 4))) == sorted({*FAMILIES, *WRAPPERS})
 
 
 def test_every_class_is_supported_or_listed_with_the_reason() -> None:
@@ -55,5 +40,6 @@ def test_every_class_is_supported_or_listed_with_the_reason() -> None:
     }
     supported = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(f) for f in FAMILIES if f not in CLASSES}
     supported |= set(CLASSES.values())
-    assert supported.isdisjoint(UNSUPPORTED)
-    assert supported | set(UNSUPPORTED) == found
+    refused = set(listed("## Not supported", slice(1, 2)))
+    assert supported.isdisjoint(refused)
+    assert supported | refused == found
