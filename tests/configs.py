@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvtide import Layout
+
 
 def config(model_type: str, **fields: Any) -> dict[str, Any]:
     """A configuration of this type; sizes that a test does not care about are filled in."""
@@ -67,3 +69,15 @@ GLM_53 = config(
     linear_head_dim=128,
     linear_conv_kernel_dim=4,
 )
+
+
+def read(fields: dict[str, Any], **options: Any) -> Layout:
+    return Layout.from_config(fields, **{"block_tokens": 64, "kv_dtype": "bfloat16", **options})
+
+
+def pools(layout: Layout) -> dict[str, tuple[int, float | None]]:
+    """Layers and bytes (per token, or of a state) of every group."""
+    return {
+        g.name: (len(g.layers), g.bytes_per_state if g.is_state else g.bytes_per_token)
+        for g in layout.groups
+    }
