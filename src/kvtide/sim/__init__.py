@@ -1,0 +1,1 @@
+"""The replay lab: real traffic through the real manager, on a virtual clock and without bytes."""

@@ -1,0 +1,1 @@
+"""What a step costs: a model, a machine, a roofline."""

@@ -1,0 +1,1 @@
+"""Policies: who gets which granules, decided between steps from facts alone."""
