@@ -12,6 +12,7 @@ oldest is never suspended for another one, so it always gets on, and after it th
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -115,6 +116,8 @@ class Scheduler:
         self._admits = True
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.refusals: Counter[str] = Counter()
+        """Answers of "not now" so far, by the pool that gave them."""
 
     @property
     def has_work(self) -> bool:
@@ -148,6 +151,11 @@ class Scheduler:
         queue = self.running if request in self.running else self.waiting
         queue.remove(request)
         self._finish(request, reason)
+
+    def suspend_all(self) -> None:
+        """Suspend every running request between two steps; they start again in their turn."""
+        for request in list(self.running):
+            self._suspend(request)
 
     def take_finished(self) -> list[Request]:
         """Requests that ended since the last call, in the order in which they ended."""
@@ -230,7 +238,7 @@ class Scheduler:
         num_new = np.array([row.num_new for row in rows], dtype=np.int64)
         with self._watch:
             try:
-                return _refusal(self._kv.extend(batch, num_new))
+                return self._refusal(self._kv.extend(batch, num_new))
             except CapacityError as error:
                 return _Refusal(reason=str(error), is_final=True)
 
@@ -247,12 +255,15 @@ class Scheduler:
         return [narrow if row is widest else row for row in rows]
 
     def _preempt(self, victim: Request) -> None:
+        self._suspend(victim)
+        self._tally.num_preempted += 1
+        self._admits = False
+
+    def _suspend(self, victim: Request) -> None:
         self.running.remove(victim)
         with self._watch:
             self._kv.suspend([_sequence(victim)])
         victim.num_preempted += 1
-        self._tally.num_preempted += 1
-        self._admits = False
         insort(self.waiting, victim, key=_turn)
 
     def _admit_waiting(self, budget: int) -> list[Row]:
@@ -301,7 +312,7 @@ class Scheduler:
                     )
                 sequence = request.sequence
                 num_tokens = min(sequence.length, sequence.hit + limit)
-                return _refusal(self._kv.admit([sequence], num_tokens=num_tokens))
+                return self._refusal(self._kv.admit([sequence], num_tokens=num_tokens))
             except CapacityError as error:
                 return _Refusal(reason=str(error), is_final=True)
 
@@ -320,6 +331,16 @@ class Scheduler:
         self._tally.num_admitted += 1
         rows = self._secure([self._chunk(request, limit)], newcomer=request)
         return rows[0] if rows else None
+
+    def _refusal(self, answer: Answer) -> _Refusal | None:
+        if answer:
+            return None
+        self.refusals[str(answer.pool)] += 1
+        reason = (
+            f"pool {answer.pool!r} needs {answer.needed} more pages for this request alone and has "
+            f"{answer.available}; raise memory_bytes or shorten the request"
+        )
+        return _Refusal(reason=reason, is_final=False)
 
     def _fail(self, request: Request, error: str) -> None:
         queue = self.running if request in self.running else self.waiting
@@ -360,13 +381,3 @@ def _row(request: Request, num_new: int) -> Row:
 
 def _prompt_tokens(rows: Rows[Row]) -> int:
     return sum(row.num_new for row in rows if row.num_new > 1)
-
-
-def _refusal(answer: Answer) -> _Refusal | None:
-    if answer:
-        return None
-    reason = (
-        f"pool {answer.pool!r} needs {answer.needed} more pages for this request alone and has "
-        f"{answer.available}; raise memory_bytes or shorten the request"
-    )
-    return _Refusal(reason=reason, is_final=False)
