@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from kvtide.types import SINK
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvtide.assembly import Parts
+    from kvtide.pool import Pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,8 @@ class PoolFacts:
     evicted: int
     """Pages dropped from the cache since the start."""
     granules: int
+    empty_granules: int
+    """Of the granules, those that hold no page that anybody needs or could match."""
     mapped_bytes: int
     stranded_bytes: int
     """Free and dead bytes, if another pool had to evict or refuse in the last steps; else 0."""
@@ -73,6 +80,7 @@ def take_snapshot(parts: Parts) -> Snapshot:
             in_flight=books.num_in_flight,
             evicted=parts.prefixes.eviction.num_evicted[g],
             granules=pool.num_mapped,
+            empty_granules=_num_empty(pool),
             mapped_bytes=pool.num_mapped * pool.space.granule_bytes,
             stranded_bytes=idle if pressed - {g} else 0,
         )
@@ -91,3 +99,12 @@ def take_snapshot(parts: Parts) -> Snapshot:
         ghost_blocks=parts.prefixes.tree.num_ghost_blocks,
         pools=pools,
     )
+
+
+def _num_empty(pool: Pool) -> int:
+    books, space = pool.books, pool.space
+    if books.num_free * pool.page_bytes < space.granule_bytes:
+        return 0
+    occupied = space.load(np.flatnonzero((books.lease > 0) | (books.owner > 0)))
+    occupied[space.under(np.array([SINK], np.int64))] = 1
+    return int(np.count_nonzero(pool.mapped & (occupied == 0)))

@@ -94,6 +94,11 @@ class KVManager:
         """Page tables by layer-group name, int32, written in place for life."""
         return self._parts.tables
 
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Granules that changed pools and live pages relocated for it, since the start."""
+        return self._parts.ground.num_moved, self._parts.ground.num_relocated
+
     # -- the life of a sequence ----------------------------------------------------------------
 
     def open(
