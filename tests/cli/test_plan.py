@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from kvtide import ConfigError
 from kvtide.cli.app import app
-from kvtide.cli.plan.table import cells_of, table
-from kvtide.cli.plan.units import parse_bytes, parse_needs, parse_ratio, show, show_bytes
+from kvtide.cli.table import cells_of, table
+from kvtide.cli.units import parse_bytes, parse_needs, parse_ratio, show, show_bytes
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "examples" / "configs"

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvtide.cli.app import app
-from kvtide.cli.plan.charts import BARS, LABEL, NOTE, STRANDED, Row, Segment, bars
+from kvtide.cli.charts import BARS, LABEL, NOTE, STRANDED, Row, Segment, bars
 from kvtide.cli.plan.page import draw_page
 from kvtide.layout import Parallel
 from kvtide.planner import CapacityPlan, Request, Workload, plan_capacity

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from kvtide.cli.plan.page import draw_page
-from kvtide.cli.plan.table import ASCII
 from kvtide.cli.plan.text import report
-from kvtide.cli.plan.units import parse_bytes, parse_needs, parse_ratio, parse_whole
+from kvtide.cli.table import ASCII
+from kvtide.cli.units import parse_bytes, parse_needs, parse_ratio, parse_whole
 from kvtide.errors import ConfigError
 from kvtide.layout import Parallel
 from kvtide.planner import Request, Workload, plan_capacity, read_workload

@@ -11,39 +11,16 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from kvtide.cli.plan import charts
-from kvtide.cli.plan.charts import GIVEN, OURS, PLAIN, STRANDED, Row, Segment
+from kvtide.cli import charts
+from kvtide.cli.charts import GIVEN, OURS, PLAIN, STRANDED, Row, Segment
+from kvtide.cli.html import frame, table
 from kvtide.cli.plan.text import lifetime_of, report
-from kvtide.cli.plan.units import show, show_bytes
+from kvtide.cli.units import show, show_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from kvtide.planner import CapacityPlan, LengthPlan, StagePlan
-
-_STYLE = """
-:root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2937; --faint: #6b7280;
-  --line: #d1d5db; --plain: #9ca3af; --warn: #b91c1c; --ours: #0f766e; --given: #5eead4; }
-@media (prefers-color-scheme: dark) { :root { --paper: #111827; --ink: #e5e7eb; --faint: #9ca3af;
-  --line: #374151; --plain: #6b7280; --warn: #f87171; --ours: #14b8a6;
-  --given: #115e59; } }
-body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif;
-  max-width: 960px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 0.5rem; }
-p { margin: 0.3rem 0; } .faint { color: var(--faint); } .warn { color: var(--warn); }
-svg { width: 100%; height: auto; } svg[aria-hidden] { position: absolute; width: 0; }
-svg text { fill: var(--ink); font-size: 13px; }
-.hatch { stroke: var(--warn); stroke-width: 4; } .outline { stroke: var(--warn); }
-.legend span { margin-right: 1.2rem; } .legend i { display: inline-block; width: 12px;
-  height: 12px; margin-right: 0.4rem; }
-.striped { border: 1px solid var(--warn); background: repeating-linear-gradient(45deg,
-  var(--warn) 0 2px, transparent 2px 5px); }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.2rem 0.6rem; border-bottom: 1px solid var(--line); text-align: right; }
-th:first-child, td:first-child, .words td { text-align: left; }
-.wide { overflow-x: auto; } pre { overflow-x: auto; font-size: 12px; line-height: 1.4; }
-"""
-
 
 _SIZES = (
     "bytes a token",
@@ -57,14 +34,8 @@ _SIZES = (
 
 def draw_page(plan: CapacityPlan) -> str:
     """The page as text."""
-    body = "\n".join(part for section in _sections(plan) for part in section)
-    return (
-        '<!DOCTYPE html>\n<html lang="en" xmlns="http://www.w3.org/1999/xhtml">\n<head>\n'
-        '<meta charset="utf-8"/>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        f"<title>{escape(plan.model)}: memory plan</title>\n"
-        f"<style>{_STYLE}{charts.styles()}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
+    parts = [part for section in _sections(plan) for part in section]
+    return frame(f"{plan.model}: memory plan", parts)
 
 
 def _sections(plan: CapacityPlan) -> Iterator[Iterator[str]]:
@@ -193,7 +164,7 @@ def _pools(stage: StagePlan) -> Iterator[str]:
         )
         for group, pool in zip(stage.groups, stage.pools, strict=True)
     ]
-    yield _table(rows, head)
+    yield table(rows, head)
 
 
 def _configuration(plan: CapacityPlan) -> Iterator[str]:
@@ -201,17 +172,8 @@ def _configuration(plan: CapacityPlan) -> Iterator[str]:
     keys = ("model", "parallel", "block_tokens", "max_tokens", "memory_bytes", "granule_bytes")
     rows = [(key, json.dumps(data[key])) for key in (*keys, "workload", "needs")]
     yield "<h2>Configuration</h2>"
-    yield _table(rows, (), kind="words")
+    yield table(rows, (), kind="words")
     text = "\n".join(line.plain if isinstance(line, Text) else line for line in report(plan))
     yield f"<details><summary>The whole report</summary><pre>{escape(text)}</pre></details>"
     numbers = escape(json.dumps(data, indent=1), quote=False)
     yield f"<details><summary>All numbers, as JSON</summary><pre>{numbers}</pre></details>"
-
-
-def _table(rows: Sequence[Sequence[str]], head: Sequence[str], *, kind: str = "numbers") -> str:
-    titles = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    top = f"<thead><tr>{titles}</tr></thead>" if head else ""
-    lines = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    return f'<div class="wide"><table class="{kind}">{top}<tbody>{lines}</tbody></table></div>'

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from kvtide.cli.plan.table import STRANDED, cells_of, colour, shade, table
-from kvtide.cli.plan.units import show, show_bytes
+from kvtide.cli.table import STRANDED, cells_of, colour, shade, table
+from kvtide.cli.units import show, show_bytes
 from kvtide.planner import PREFIX_TOKENS
 
 if TYPE_CHECKING:

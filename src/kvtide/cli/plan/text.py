@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from kvtide.cli.plan.reasons import split_lines, verdict_lines
-from kvtide.cli.plan.table import bar, legend, table
-from kvtide.cli.plan.units import show, show_bytes
+from kvtide.cli.table import bar, legend, table
+from kvtide.cli.units import show, show_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
