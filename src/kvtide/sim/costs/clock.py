@@ -1,0 +1,151 @@
+"""Virtual time: how long one step of continuous batching takes on given hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtide.sim.costs.hardware import Hardware
+    from kvtide.sim.costs.model import ModelCost
+    from kvtide.sim.costs.reads import Reads
+    from kvtide.types import IntArray
+
+FloatArray = npt.NDArray[np.float64]
+
+Amount: TypeAlias = float | FloatArray
+"""Of one step, or of many at once."""
+
+MAP_SECONDS = 63e-6
+"""Unmapping a granule, mapping it elsewhere and granting access: 25.6 + 1.45 + 36 us on average
+(cuMemUnmap, cuMemMap, cuMemSetAccess of 2 MiB on an A100: kvcached's bench of these calls)."""
+
+GRANULE_BYTES = 2 << 20
+"""What one of those calls moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Seconds of a step: two rooflines, of the linear layers and of attention, one after the other.
+
+    Each takes the longer of its arithmetic and its memory traffic, at the hardware's efficiencies;
+    a fixed time a step and one a computed token come on top. A row that computes anything also
+    computes one row of logits, as engines do, whether or not it samples.
+    """
+
+    model: ModelCost
+    hardware: Hardware
+
+    def seconds(self, starts: IntArray, num_new: IntArray) -> float:
+        """One step: row i has `starts[i]` computed tokens and computes `num_new[i]` >= 1 more.
+
+        Both int64 [rows]. An empty step takes `step_seconds`.
+        """
+        tokens = int(num_new.sum())
+        if tokens == len(num_new):
+            work = [_one_token(reads, starts) for reads in self.model.reads]
+        else:
+            work = [_chunks(reads, starts, num_new) for reads in self.model.reads]
+        return float(self._seconds(tokens, len(starts), work))
+
+    def decode_seconds(self, starts: IntArray, count: int) -> FloatArray:
+        """`count` successive steps of one token for each of the same rows, float64 [count].
+
+        Element i is exactly `seconds(starts + i, ones)`.
+        """
+        work = [_successive(reads, starts, count) for reads in self.model.reads]
+        rows = len(starts)
+        return np.zeros(count) + self._seconds(rows, rows, work)
+
+    def flops(self, starts: IntArray, num_new: IntArray) -> float:
+        """Operations of one step on one rank: linear layers, attention, logits."""
+        tokens = int(num_new.sum())
+        work = [_chunks(reads, starts, num_new) for reads in self.model.reads]
+        return float(
+            self.model.linear_flops(tokens, len(starts)) + self._attention_flops(tokens, work)
+        )
+
+    def move_seconds(self, num_bytes: int, copies: int) -> float:
+        """A pause that hands `num_bytes` of granules to another pool and first copies `copies`
+        bytes of pages out of the way: `MAP_SECONDS` a granule of 2 MiB, and half the bandwidth,
+        as a copy reads and writes."""
+        granules = -(-num_bytes // GRANULE_BYTES)
+        return granules * MAP_SECONDS + 2 * copies / self.hardware.byte_rate(1)
+
+    def _seconds(self, tokens: int, rows: int, work: Sequence[tuple[Amount, Amount]]) -> Amount:
+        model, hardware = self.model, self.hardware
+        flop_rate = hardware.flop_rate(model.compute_dtype, model.ranks)
+        byte_rate = hardware.byte_rate(model.ranks)
+        linear = max(
+            model.linear_flops(tokens, rows) / flop_rate,
+            model.weight_bytes(tokens) / byte_rate,
+        )
+        fixed = linear + hardware.step_seconds + tokens * hardware.token_seconds
+        compute = self._attention_flops(tokens, work) / hardware.flop_rate("bfloat16", model.ranks)
+        memory = self._cache_bytes(tokens, rows, work) / byte_rate
+        if isinstance(compute, float) and isinstance(memory, float):
+            return fixed + max(compute, memory)
+        return fixed + np.maximum(compute, memory)
+
+    def _attention_flops(self, tokens: int, work: Sequence[tuple[Amount, Amount]]) -> Amount:
+        total: Amount = tokens * self.model.state_flops
+        for reads, (pairs, _) in zip(self.model.reads, work, strict=True):
+            total = total + pairs * reads.pair_flops
+        return total
+
+    def _cache_bytes(self, tokens: int, rows: int, work: Sequence[tuple[Amount, Amount]]) -> Amount:
+        total: Amount = rows * self.model.state_bytes + tokens * self.model.write_bytes
+        for reads, (_, read) in zip(self.model.reads, work, strict=True):
+            total = total + read * reads.token_bytes
+        return total
+
+
+# Amounts are whole numbers, exact in float64 below 2^53, whichever way they were added up: that is
+# why fast-forwarding and single steps agree to the last bit.
+
+
+def _one_token(reads: Reads, starts: IntArray) -> tuple[float, float]:
+    """(query, key) pairs and tokens read, over rows that compute one token each."""
+    if reads.limit is None:
+        pairs = float(starts.sum()) + len(starts)
+    else:
+        pairs = float(np.minimum(starts + 1, reads.limit).sum())
+    return pairs, pairs
+
+
+def _chunks(reads: Reads, starts: IntArray, num_new: IntArray) -> tuple[float, float]:
+    """The same over rows that compute `num_new` each; a chunk reads a token once."""
+    ends = starts + num_new
+    if reads.limit is None:
+        pairs = float((num_new * (starts + ends + 1)).sum()) / 2
+        return pairs, float(ends.sum())
+    limit = reads.limit
+    pairs = float((_triangle(ends, limit) - _triangle(starts, limit)).sum())
+    reach = num_new * limit if reads.picks else num_new + (limit - 1)
+    return pairs, float(np.minimum(ends, reach).sum())
+
+
+def _triangle(ends: IntArray, limit: int) -> IntArray:
+    """Sum of min(n, limit) over n = 1 ... end."""
+    head = np.minimum(ends, limit)
+    return head * (head + 1) // 2 + (ends - head) * limit
+
+
+def _successive(reads: Reads, starts: IntArray, count: int) -> tuple[FloatArray, FloatArray]:
+    """`_one_token` of `starts`, `starts + 1` ... as arrays [count]."""
+    steps = np.arange(count, dtype=np.int64)
+    if reads.limit is None:
+        pairs = (int(starts.sum()) + len(starts) * (steps + 1)).astype(np.float64)
+        return pairs, pairs
+    # Rows below their limit grow by one a step; the others stay there.
+    ordered = np.sort(starts)
+    below = np.searchsorted(ordered, reads.limit - 1 - steps)
+    sums = np.concatenate(([0], np.cumsum(ordered)))
+    pairs = sums[below] + below * (steps + 1) + (len(starts) - below) * reads.limit
+    pairs = pairs.astype(np.float64)
+    return pairs, pairs
