@@ -25,10 +25,8 @@ def mixer_params(model: Architecture, layer: int) -> int:
         case "conv":
             return 4 * model.fields.size("hidden_size") ** 2
         case _:
-            attention = (
-                _latent(model, layer) if model.spec(layer, LatentSpec) else _heads(model, layer)
-            )
-            return attention + _indexer(model, layer)
+            attends = _heads if model.spec(layer, LatentSpec) is None else _latent
+            return attends(model, layer) + _indexer(model, layer)
 
 
 def _heads(model: Architecture, layer: int) -> int:
@@ -108,10 +106,8 @@ def _mamba2(fields: Fields) -> int:
 def _kimi_delta(fields: Fields) -> int:
     """Kimi: queries, keys, values, output; decay and gate of low rank; a number a head."""
     inner = fields.inner("linear_attn_config") or fields
-    heads, dim = (
-        inner.size("num_heads", "linear_num_heads"),
-        inner.size("head_dim", "linear_head_dim"),
-    )
+    heads = inner.size("num_heads", "linear_num_heads")
+    dim = inner.size("linear_head_dim") if inner is fields else inner.size("head_dim")
     kernel = inner.size("short_conv_kernel_size", "linear_conv_kernel_dim")
     hidden, width = fields.size("hidden_size"), heads * dim
     low_rank = 2 * dim * (hidden + width)

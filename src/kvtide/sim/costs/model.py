@@ -24,7 +24,7 @@ WEIGHT_BYTES: dict[str, float] = {
     "mxfp4": 0.5 + 1 / 32,
     "nvfp4": 0.5 + 1 / 16,
 }
-"""Bytes of a parameter; those of four bits with a scale per 32 or 16 of them where they have one."""
+"""Bytes of a parameter, with the scale per 32 (mxfp4) or 16 (nvfp4) of them."""
 
 _METHODS = {"fp8": "float8_e4m3fn", "mxfp4": "mxfp4"}
 """Weight dtypes of `quantization_config`."""
@@ -51,7 +51,7 @@ class ModelCost:
     ranks: int = 1
 
     @classmethod
-    def from_config(  # noqa: PLR0913 (keywords only: what a model is started with)
+    def from_config(
         cls,
         config: object,
         layout: Layout,
