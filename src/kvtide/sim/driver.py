@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtide.engine import Request, RequestId, SamplingParams, Scheduler, SchedulerConfig
-from kvtide.errors import InvariantError
+from kvtide.errors import CapacityError, InvariantError
 from kvtide.sim.content import SeenContent
 from kvtide.sim.recorder import Life, Sampler
 
@@ -153,7 +153,7 @@ class Driver:
         if self._next is not None and not is_blocked:
             begins = self.now + np.cumsum(seconds) - seconds
             count = int(np.searchsorted(begins, self._next.arrival))
-        if count < 2 or not self._kv.extend(plan.batch, count):
+        if count < 2 or not self._has_room(plan, count):
             return
         with self._kv.step(plan.batch):
             pass
@@ -167,6 +167,13 @@ class Driver:
         self.work.tokens += count * len(requests)
         self.work.flops += self._clock.flops(starts, np.full(len(starts), count, np.int64))
         self._pay()
+
+    def _has_room(self, plan: StepPlan, count: int) -> bool:
+        """Make room for so many tokens of each row at once, if the pools can."""
+        try:
+            return bool(self._kv.extend(plan.batch, count))
+        except CapacityError:  # a small window pool never holds so many at once
+            return False
 
     def _tokens_left(self, request: Request) -> int:
         room = self._limits.max_length - request.length

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvtide.facts import Snapshot
     from kvtide.types import IntArray
 
-MAX_SAMPLES = 512
+MAX_SAMPLES = 256
 """Samples of a timeline; when it is full every other one is dropped and time goes twice as far."""
 
 
@@ -76,7 +76,7 @@ class Sampler:
 
     def __init__(self) -> None:
         self._samples: list[_Sample] = []
-        self._every = 0.0
+        self._every = 1.0
         self._due = 0.0
         self._last_time = 0.0
         self.shares = Shares()

@@ -114,14 +114,14 @@ def source_of(name: str) -> Source:
 
 def download_text() -> str:
     """What `--download` prints: name, licence, address and use of every public trace."""
-    parts = ["kvtide fetches nothing by itself. Public traces, and what each is read as:"]
-    for public in PUBLIC:
-        parts.append(
-            f"{public.name}: {public.source.about}\n"
-            f"  licence  {public.source.licence}\n"
-            f"  home     {public.source.url}\n"
-            f"  file     {public.get}\n"
-            f"  use      {public.format}:PATH"
-        )
-    parts.append("synthetic: made on the spot, needs no file\n  use      synthetic")
-    return "\n\n".join(parts) + "\n"
+    known = [
+        f"{public.name}: {public.source.about}\n"
+        f"  licence  {public.source.licence}\n"
+        f"  home     {public.source.url}\n"
+        f"  file     {public.get}\n"
+        f"  use      {public.format}:PATH"
+        for public in PUBLIC
+    ]
+    first = "kvtide fetches nothing by itself. Public traces, and what each is read as:"
+    last = "synthetic: made on the spot, needs no file\n  use      synthetic"
+    return "\n\n".join([first, *known, last]) + "\n"
