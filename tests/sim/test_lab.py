@@ -17,7 +17,6 @@ from kvtide.sim import driver
 from kvtide.sim.lab import oracle_static, replay
 from kvtide.sim.result import Objective, Run
 
-
 LAYOUTS = {
     "full": (FULL,),
     "full + window": (FULL, WINDOW),
