@@ -1,0 +1,166 @@
+"""How much does a wrong split cost, and how much of it does each policy win back?
+
+    python benchmarks/replay/run.py --configs DIR --trace FILE [--requests 2000] [--only NAME ...]
+
+`DIR` has the models' config.json files as `<name>.json` (below it, at any depth); `FILE` is the
+conversation trace of kvcache-ai/Mooncake (FAST25-release/traces/conversation_trace.jsonl). Every
+(model, policy, start) is one process-independent run; results go to result.json as they come, and
+what is there already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvtide.layout import Layout, Parallel
+from kvtide.sim.costs import Clock, ModelCost, hardware
+from kvtide.sim.lab import Setup, oracle_static, replay
+from kvtide.sim.traces.blocks import mooncake
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvtide.sim.traces import TraceRequest
+
+HERE = Path(__file__).parent
+GB = 10**9
+STARTS = (0.15, 0.5, 0.85)
+POLICIES = ("static", "periodic", "elastic")
+BOUNDS = ("padded", "lcm", "oracle-static", "infinite")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model on so many H100s, the bytes each has for caches, and how fast the trace comes."""
+
+    config: str
+    ranks: int
+    memory: int
+    kv_dtype: str = "bfloat16"
+    rate: float = 1.0
+
+
+CASES = {
+    "gpt-oss-20b": Case("gpt-oss-20b", 1, 60 * GB),
+    "Gemma-3-27B": Case("gemma-3-27b-it", 8, 30 * GB),
+    "Qwen3-Next-80B": Case("Qwen3-Next-80B-A3B-Instruct", 2, 40 * GB),
+    "Nemotron-3-Nano": Case("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 2, 20 * GB),
+    "DeepSeek-V3.2": Case("DeepSeek-V3.2", 8, 40 * GB, "fp8_ds_mla", rate=0.25),
+    "Kimi-Linear-48B": Case("Kimi-Linear-48B-A3B-Instruct", 2, 20 * GB),
+}
+BLOCK_TOKENS = 64
+
+
+class Trace:
+    """The first requests of the trace; can be read again."""
+
+    def __init__(self, path: Path, count: int, rate: float) -> None:
+        self._path, self._count, self._rate = path, count, rate
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        for request in islice(mooncake(self._path), self._count):
+            yield replace(request, arrival=request.arrival / self._rate)
+
+
+def setup(case: Case, config: Path, trace: Trace, first_share: float | None) -> Setup:
+    """The lab of a case; `first_share` goes to the pool that grows with every token."""
+    parallel = Parallel(tensor=case.ranks)
+    layout = Layout.from_config(
+        config, block_tokens=BLOCK_TOKENS, kv_dtype=case.kv_dtype, parallel=parallel
+    )
+    ratio = None
+    if first_share is not None:
+        names = [group.name for group in layout.groups]
+        main = next(name for name in ("full", "latent") if name in names)
+        rest = [name for name in names if name != main]
+        ratio = {main: first_share, **{name: (1 - first_share) / len(rest) for name in rest}}
+    clock = Clock(ModelCost.from_config(config, layout, ranks=case.ranks), hardware("h100"))
+    return Setup(
+        layout=layout,
+        clock=clock,
+        memory_bytes=case.memory,
+        max_tokens=1 + max(r.input_tokens + r.output_tokens for r in trace),
+        pool_ratio=ratio,
+    )
+
+
+def jobs(only: list[str]) -> list[tuple[str, str, float | None]]:
+    """(model, policy, share) of every run."""
+    found: list[tuple[str, str, float | None]] = []
+    for model in CASES:
+        if only and model not in only:
+            continue
+        found += [(model, policy, share) for policy in POLICIES for share in STARTS]
+        found += [(model, policy, None) for policy in BOUNDS]
+    return found
+
+
+def run(job: tuple[str, str, float | None, Path, Path, int]) -> dict[str, Any]:
+    """One run, as JSON without its timeline."""
+    model, policy, share, configs, trace_file, count = job
+    case = CASES[model]
+    config = next(path for path in sorted(configs.rglob("*.json")) if _names(path, case.config))
+    trace = Trace(trace_file, count, case.rate)
+    lab = setup(case, config, trace, share)
+    started = time.perf_counter()
+    name = {"oracle-static": None}.get(policy, policy)
+    try:
+        found = oracle_static(trace, lab, rounds=2) if name is None else replay(trace, lab, name)
+        result = found.to_json()
+        del result["timeline"]
+    except Exception as error:  # noqa: BLE001 (a run that cannot be is a result: say why)
+        result = {"error": f"{type(error).__name__}: {error}"}
+    seconds = time.perf_counter() - started
+    key = {"model": model, "policy": policy, "share": share, "requests": count}
+    return {**key, "wall_seconds": round(seconds, 1), **result}
+
+
+def _names(path: Path, config: str) -> bool:
+    """Whether a file is that model's, as `<name>.json` or `<owner>--<name>.json`."""
+    return path.stem.rpartition("--")[2].partition("__")[0] == config
+
+
+def main() -> None:
+    """Run what is missing, two at a time."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--configs", type=Path, required=True)
+    parser.add_argument("--trace", type=Path, required=True)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=HERE / "result.json")
+    args = parser.parse_args()
+    done = json.loads(args.out.read_text()) if args.out.exists() else []
+    had = {(r["model"], r["policy"], r["share"], r["requests"]) for r in done}
+    todo = [
+        (*job, args.configs, args.trace, args.requests)
+        for job in jobs(args.only)
+        if (*job, args.requests) not in had
+    ]
+    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
+        for result in pool.imap_unordered(run, todo):
+            done.append(result)
+            args.out.write_text(json.dumps(done, indent=1) + "\n")
+            totals = result.get("totals", {})
+            print(
+                result["model"],
+                result["policy"],
+                result["share"],
+                f"{result['wall_seconds']} s",
+                f"hit {totals.get('hit_rate', 0):.4f}",
+                result.get("error", ""),
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
