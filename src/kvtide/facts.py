@@ -33,6 +33,8 @@ class PoolFacts:
     in_flight: int
     evicted: int
     """Pages dropped from the cache since the start."""
+    evicted_for_others: int
+    """Of those, the ones dropped so that another pool could have the ground."""
     granules: int
     empty_granules: int
     """Of the granules, those that hold no page that anybody needs or could match."""
@@ -79,6 +81,7 @@ def take_snapshot(parts: Parts) -> Snapshot:
             free=books.num_free,
             in_flight=books.num_in_flight,
             evicted=parts.prefixes.eviction.num_evicted[g],
+            evicted_for_others=parts.ground.num_yielded[g],
             granules=pool.num_mapped,
             empty_granules=_num_empty(pool),
             mapped_bytes=pool.num_mapped * pool.space.granule_bytes,

@@ -63,6 +63,8 @@ class Ground:
         self._recent_need = [(0.0, 0)] * len(pools)
         self._pressed_at = [-_RECENT - 1] * len(pools)
         self.num_relocated = 0
+        self.num_yielded = [0] * len(pools)
+        """Cached pages that each pool dropped so that another could have the ground."""
         self.num_moved = 0
 
     # -- answers -------------------------------------------------------------------------------
@@ -268,7 +270,10 @@ class Ground:
         books.drain()
         lost = min(ceil_div(count * pool.space.granule_bytes, pool.page_bytes) + 2, books.num_pages)
         if lost + keep > books.num_free:
-            self._prefixes.eviction.evict(donor, lost + keep - books.num_free)
+            eviction = self._prefixes.eviction
+            before = eviction.num_evicted[donor]
+            eviction.evict(donor, lost + keep - books.num_free)
+            self.num_yielded[donor] += eviction.num_evicted[donor] - before
             books.drain()
         chosen = self._choose(pool, count)
         if len(chosen) < count:

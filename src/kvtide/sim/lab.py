@@ -125,12 +125,10 @@ def _manager(trace: Iterable[TraceRequest], setup: Setup, chosen: Policy) -> KVM
 
 def _bytes_for_all(trace: Iterable[TraceRequest], layout: Layout, setup: Setup) -> int:
     """Bytes in which nothing ever has to be evicted: every token of every request its own page."""
-    tokens = blocks = requests = 0
+    blocks = requests = 0
     for request in trace:
         requests += 1
-        tokens += request.input_tokens + request.output_tokens
         blocks += ceil_div(request.input_tokens + request.output_tokens, layout.block_tokens)
-    del tokens
     states = requests * 4 + blocks // max(1, _interval_blocks(layout))
     per_block = sum(group.page_bytes for group in layout.groups if not group.is_state)
     per_state = sum(group.page_bytes for group in layout.groups if group.is_state)
@@ -182,6 +180,7 @@ def _totals(driver: Driver, kv: KVManager, requests: Requests, budget: int) -> T
         dead_share=driver.sampler.shares.dead / span,
         evicted_pages={name: pool.evicted for name, pool in facts.pools.items()},
         refusals=dict(sorted(driver.scheduler.refusals.items())),
+        evicted_for_others={name: pool.evicted_for_others for name, pool in facts.pools.items()},
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,6 +83,8 @@ class Totals:
     evicted_pages: dict[str, int]
     refusals: dict[str, int]
     """Admissions and growth refused, by the pool that refused."""
+    evicted_for_others: dict[str, int] = field(default_factory=dict[str, int])
+    """Of the evicted pages, those dropped so that another pool could have the ground."""
 
     @property
     def hit_rate(self) -> float:
