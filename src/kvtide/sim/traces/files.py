@@ -7,6 +7,8 @@ import importlib
 import io
 import json
 import lzma
+import sys
+import zlib
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -65,6 +67,13 @@ def _open_zstd(path: Path) -> IO[bytes]:
     return cast("IO[bytes]", zstandard.open(path, "rb"))
 
 
+def damage() -> tuple[type[Exception], ...]:
+    """What reading a damaged or cut compressed file raises."""
+    known = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+    zstandard: Any = sys.modules.get("zstandard")
+    return (*known, zstandard.ZstdError) if zstandard else known
+
+
 def lines(path: Path) -> Iterator[tuple[Place, str]]:
     """Every line that is not blank, with its place."""
     number = 0
@@ -73,7 +82,7 @@ def lines(path: Path) -> Iterator[tuple[Place, str]]:
             for number, line in enumerate(file, 1):
                 if not line.isspace():
                     yield Place(path, number), line
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, UnicodeDecodeError) as cause:
+    except (*damage(), UnicodeDecodeError) as cause:
         raise Place(path, number + 1).error(
             f"the file is damaged or cut short from here on ({cause}); fetch it again"
         ) from cause

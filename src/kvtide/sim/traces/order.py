@@ -30,28 +30,24 @@ def in_order(reads: Iterable[Read]) -> Iterator[TraceRequest]:
     Raises ConfigError for a line that comes more than `WINDOW` requests too late.
     """
     start: float | None = None
-    for read in _sorted(reads):
-        if start is None:
-            start = read.request.arrival
-        if read.request.arrival < start:
-            raise read.place.error(_TOO_LATE)
-        yield replace(read.request, arrival=read.request.arrival - start) if start else read.request
+    for request in by_arrival(reads):
+        start = request.arrival if start is None else start
+        yield replace(request, arrival=request.arrival - start) if start else request
 
 
-def _sorted(reads: Iterable[Read]) -> Iterator[Read]:
+def by_arrival(reads: Iterable[Read]) -> Iterator[TraceRequest]:
+    """The same without touching the times."""
     heap: list[tuple[float, int, Read]] = []
     last = float("-inf")
     for number, read in enumerate(reads):
         if read.request.arrival < last:
-            raise read.place.error(_TOO_LATE)
+            raise read.place.error(
+                f"arrives before a request more than {WINDOW} lines further up; sort the file by "
+                "arrival"
+            )
         heappush(heap, (read.request.arrival, number, read))
         if len(heap) > WINDOW:
             last, _, first = heappop(heap)
-            yield first
+            yield first.request
     while heap:
-        yield heappop(heap)[2]
-
-
-_TOO_LATE = (
-    f"arrives before a request more than {WINDOW} lines further up; sort the file by arrival"
-)
+        yield heappop(heap)[2].request
