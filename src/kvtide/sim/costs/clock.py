@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kvtide.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -34,12 +36,20 @@ class Clock:
     """Seconds of a step: two rooflines, of the linear layers and of attention, one after the other.
 
     Each takes the longer of its arithmetic and its memory traffic, at the hardware's efficiencies;
-    a fixed time a step and one a computed token come on top. A row that computes anything also
+    what ranks exchange and a fixed time a step come on top. A row that computes anything also
     computes one row of logits, as engines do, whether or not it samples.
     """
 
     model: ModelCost
     hardware: Hardware
+
+    def __post_init__(self) -> None:
+        """Refuse ranks that share layers without a link between them."""
+        if self.model.exchanges and self.hardware.link_bandwidth is None:
+            raise ConfigError(
+                f"link_bandwidth of hardware {self.hardware.name!r} is missing, and "
+                f"{self.model.ranks} ranks exchange data; add it in bytes/s one way"
+            )
 
     def seconds(self, starts: IntArray, num_new: IntArray) -> float:
         """One step: row i has `starts[i]` computed tokens and computes `num_new[i]` >= 1 more.
@@ -75,22 +85,29 @@ class Clock:
         bytes of pages out of the way: `MAP_SECONDS` a granule of 2 MiB, and half the bandwidth,
         as a copy reads and writes."""
         granules = -(-num_bytes // GRANULE_BYTES)
-        return granules * MAP_SECONDS + 2 * copies / self.hardware.byte_rate(1)
+        return granules * MAP_SECONDS + 2 * copies / self.hardware.byte_rate
 
     def _seconds(self, tokens: int, rows: int, work: Sequence[tuple[Amount, Amount]]) -> Amount:
         model, hardware = self.model, self.hardware
-        flop_rate = hardware.flop_rate(model.compute_dtype, model.ranks)
-        byte_rate = hardware.byte_rate(model.ranks)
+        flop_rate, byte_rate = hardware.flop_rate(model.compute_dtype), hardware.byte_rate
         linear = max(
             model.linear_flops(tokens, rows) / flop_rate,
             model.weight_bytes(tokens) / byte_rate,
         )
-        fixed = linear + hardware.step_seconds + tokens * hardware.token_seconds
-        compute = self._attention_flops(tokens, work) / hardware.flop_rate("bfloat16", model.ranks)
+        fixed = linear + hardware.step_seconds + self._exchange_seconds(tokens)
+        fixed += tokens * hardware.token_seconds
+        compute = self._attention_flops(tokens, work) / hardware.flop_rate("bfloat16")
         memory = self._cache_bytes(tokens, rows, work) / byte_rate
         if isinstance(compute, float) and isinstance(memory, float):
             return fixed + max(compute, memory)
         return fixed + np.maximum(compute, memory)
+
+    def _exchange_seconds(self, tokens: int) -> float:
+        model, hardware = self.model, self.hardware
+        if not model.exchanges or not hardware.link_bandwidth:
+            return 0.0
+        rate = hardware.link_bandwidth * hardware.link_efficiency
+        return model.exchanges * hardware.link_seconds + tokens * model.link_bytes / rate
 
     def _attention_flops(self, tokens: int, work: Sequence[tuple[Amount, Amount]]) -> Amount:
         total: Amount = tokens * self.model.state_flops

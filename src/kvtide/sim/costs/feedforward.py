@@ -47,7 +47,7 @@ def feed_forward(model: Architecture, layer: int) -> FeedForward:
     fields = model.fields.at(layer)
     hidden = fields.size("hidden_size")
     matrices = 2 if model.family in _UNGATED else 3
-    match _kind(model, layer):
+    match feed_forward_kind(model, layer):
         case "none":
             return NOTHING
         case "dense":
@@ -78,8 +78,8 @@ def _shared_width(fields: Fields, width: int) -> int:
     return number * (fields.size_or_none("moe_shared_expert_intermediate_size") or width)
 
 
-def _kind(model: Architecture, layer: int) -> str:
-    """ "none", "dense" or "sparse"."""
+def feed_forward_kind(model: Architecture, layer: int) -> str:
+    """What a layer has beside its mixer: "none", "dense" or "sparse"."""
     fields = model.fields
     if model.family == "nemotron_h":
         return _of_pattern(fields, layer)

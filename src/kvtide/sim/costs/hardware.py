@@ -11,9 +11,10 @@ from typing import cast
 
 from kvtide.errors import ConfigError
 
-_RATES = ("flops", "bandwidth", "memory_bytes")
-_SHARES = ("compute_efficiency", "memory_efficiency", "parallel_efficiency")
-_TIMES = ("step_seconds", "token_seconds")
+_RATES = ("flops", "bandwidth", "memory_bytes", "fp8_flops", "link_bandwidth")
+_SHARES = ("compute_efficiency", "memory_efficiency", "link_efficiency")
+_TIMES = ("step_seconds", "token_seconds", "link_seconds")
+_OPTIONAL = ("fp8_flops", "link_bandwidth")
 _REQUIRED = ("flops", "bandwidth", "memory_bytes")
 _TEXTS = ("name", "sources")
 
@@ -25,9 +26,10 @@ class Hardware:
     """One accelerator, and what an engine makes of it.
 
     `flops`: dense peak in bfloat16, FLOP/s; `fp8_flops` the same in float8 where there is one.
-    `bandwidth` in bytes/s, `memory_bytes`. Efficiencies are shares of the peaks in (0, 1]:
-    `parallel_efficiency` of both where several ranks share a layer. `step_seconds` is spent in
-    every step whatever it computes, `token_seconds` for every token it computes.
+    `bandwidth` in bytes/s, `memory_bytes`. Efficiencies are shares of the peaks in (0, 1].
+    `step_seconds` is spent in every step whatever it computes, `token_seconds` for every token it
+    computes. Ranks that share layers exchange data at `link_bandwidth`, bytes/s one way, and spend
+    `link_seconds` on each exchange besides.
     """
 
     name: str
@@ -37,36 +39,36 @@ class Hardware:
     fp8_flops: float | None = None
     compute_efficiency: float = 0.6
     memory_efficiency: float = 0.8
-    parallel_efficiency: float = 0.9
+    link_efficiency: float = 0.7
     step_seconds: float = 0.003
     token_seconds: float = 0.0
+    link_bandwidth: float | None = None
+    link_seconds: float = 20e-6
 
     def __post_init__(self) -> None:
         """Refuse rates that are not positive, shares outside (0, 1] and negative times."""
-        for field in (*_RATES, "fp8_flops"):
+        for field in _RATES:
             self._require(field, above=0.0)
         for field in _SHARES:
             self._require(field, above=0.0, most=1.0)
         for field in _TIMES:
             self._require(field, least=0.0)
 
-    def flop_rate(self, dtype: str, ranks: int) -> float:
-        """FLOP/s of one of `ranks` ranks on operands of `dtype`; bfloat16's where fp8 has none."""
+    def flop_rate(self, dtype: str) -> float:
+        """FLOP/s on operands of `dtype`; bfloat16's where there is no rate for float8."""
         peak = self.fp8_flops if dtype.startswith("float8") and self.fp8_flops else self.flops
-        return peak * self.compute_efficiency * self._shared(ranks)
+        return peak * self.compute_efficiency
 
-    def byte_rate(self, ranks: int) -> float:
-        """Bytes/s of one of `ranks` ranks."""
-        return self.bandwidth * self.memory_efficiency * self._shared(ranks)
-
-    def _shared(self, ranks: int) -> float:
-        return self.parallel_efficiency if ranks > 1 else 1.0
+    @property
+    def byte_rate(self) -> float:
+        """Bytes/s of its memory."""
+        return self.bandwidth * self.memory_efficiency
 
     def _require(
         self, field: str, *, above: float | None = None, least: float = 0.0, most: float = 1e30
     ) -> None:
         value: object = getattr(self, field)
-        if value is None and field == "fp8_flops":
+        if value is None and field in _OPTIONAL:
             return
         number = float(value) if isinstance(value, int | float) else math.nan
         if isinstance(value, bool) or not (least <= number <= most) or number == above:

@@ -10,6 +10,7 @@ from kvtide.layout.buffer import ITEM_BYTES
 from kvtide.layout.dtypes import WIDE, plain_dtype
 from kvtide.layout.lifetime import Mirror, require_positive
 from kvtide.sim.costs.architecture import Architecture
+from kvtide.sim.costs.feedforward import feed_forward_kind
 from kvtide.sim.costs.reads import Reads, reads_of, state_cost
 from kvtide.sim.costs.weights import Weights, weights_from_totals, weights_of
 
@@ -36,7 +37,9 @@ class ModelCost:
 
     Bytes are per parameter: `dense_bytes` of attention and feed-forward, `expert_bytes` of experts,
     `head_bytes` of the head. `state_flops` and `write_bytes` are per computed token, `state_bytes`
-    per row of a step. `compute_dtype` is what linear layers multiply in.
+    per row of a step. `compute_dtype` is what linear layers multiply in. Ranks that share layers
+    add up their partial sums in `exchanges` all-reduces a step, and each sends `link_bytes` per
+    computed token for them.
     """
 
     weights: Weights
@@ -49,6 +52,8 @@ class ModelCost:
     head_bytes: float = 2.0
     compute_dtype: str = "bfloat16"
     ranks: int = 1
+    exchanges: int = 0
+    link_bytes: float = 0.0
 
     @classmethod
     def from_config(
@@ -94,6 +99,8 @@ class ModelCost:
             head_bytes=WEIGHT_BYTES[_said(model.fields)],
             compute_dtype=dense if dense.startswith("float8") else "bfloat16",
             ranks=ranks,
+            exchanges=_exchanges(model) if ranks > 1 else 0,
+            link_bytes=_link_bytes(model, ranks),
         )
 
     @property
@@ -124,6 +131,21 @@ class ModelCost:
             touched = weights.experts.touched(tokens)
             read += touched * weights.experts.params * self.expert_bytes
         return read / self.ranks
+
+
+def _exchanges(model: Architecture) -> int:
+    """All-reduces of a step: after every mixer and after every feed-forward layer."""
+    mixers = sum(kind != "none" for kind in model.kinds)
+    layers = range(len(model.kinds))
+    return mixers + sum(feed_forward_kind(model, layer) != "none" for layer in layers)
+
+
+def _link_bytes(model: Architecture, ranks: int) -> float:
+    """What a rank sends per token in ring all-reduces of the hidden state, two bytes an element."""
+    if ranks == 1:
+        return 0.0
+    hidden = model.fields.size("hidden_size")
+    return _exchanges(model) * 2 * hidden * 2 * (ranks - 1) / ranks
 
 
 def _dtypes(fields: Fields, weight_dtype: str | None) -> tuple[str, str]:
