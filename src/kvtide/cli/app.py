@@ -12,6 +12,7 @@ import typer
 
 import kvtide
 from kvtide.cli.plan import options as given  # noqa: TC001 (typer reads the annotations)
+from kvtide.cli.replay import options as said  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,6 +102,54 @@ def plan(  # noqa: PLR0913 (a command line; what it means is in planner.Options)
     asked["need"] = tuple(need or ())
     command = _subcommand("kvtide.cli.plan.command", needs=())
     raise typer.Exit(command.run(command.Asked(**asked), as_json=as_json, html=html))
+
+
+@app.command()
+def replay(  # noqa: PLR0913 (a command line; what it means is in sim.Recipe)
+    config: said.Config = None,
+    *,
+    trace: said.Traces = None,
+    memory: said.Memory = None,
+    policy: said.Policies = None,
+    hardware: said.Hardware = None,
+    params: said.Params = None,
+    active_params: said.ActiveParams = None,
+    tp: said.Tensor = None,
+    kv_dtype: said.KvDtype = None,
+    block_tokens: said.BlockTokens = None,
+    granule: said.Granule = None,
+    pool_ratio: said.PoolRatio = None,
+    rate: said.Rate = None,
+    requests: said.Requests = None,
+    chunk_tokens: said.ChunkTokens = None,
+    max_running: said.MaxRunning = None,
+    max_tokens: said.MaxTokens = None,
+    slo_ttft: said.SloTtft = None,
+    slo_itl: said.SloItl = None,
+    seed: said.Seed = None,
+    sweep: said.Sweep = None,
+    out: said.Out = Path("replay-output"),
+    cores: said.Cores = None,
+    ray: said.Ray = None,
+    as_json: said.AsJson = False,
+    html: said.Html = None,
+    parquet: said.Parquet = None,
+    download: said.Download = False,
+) -> None:
+    """Replay traffic through the real manager, on a virtual clock: what does a split cost?
+
+    Policies side by side, on the same requests and memory. Exit status 2 if the question makes no
+    sense.
+    """
+    asked = dict(locals())  # every option by its name: nothing may be assigned above this line
+    kept = ("out", "cores", "ray", "as_json", "html", "parquet")
+    output = {name: asked.pop(name) for name in kept}
+    asked.pop("download")
+    for name in ("trace", "policy", "sweep"):
+        asked[name] = tuple(asked[name] or ())
+    command = _subcommand("kvtide.cli.replay.command", needs=())
+    status = command.run(command.Asked(**asked), command.Output(**output), download=download)
+    raise typer.Exit(status)
 
 
 def _subcommand(module: str, *, needs: Sequence[str]) -> ModuleType:

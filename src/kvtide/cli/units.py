@@ -50,6 +50,17 @@ def parse_whole(option: str, text: str, *, at_least: int = 1) -> int:
     return int(plain)
 
 
+def parse_positive(option: str, text: str) -> float:
+    """A number above 0; ConfigError naming `option` if it is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{option} is {text!r}; give a number above 0, such as 2.0")
+    return value
+
+
 def parse_ratio(text: str) -> dict[str, float] | tuple[float, ...]:
     """Shares by pool, "full=0.85,indexer=0.15", or in the order of the pools, "0.85,0.15"."""
     parts = [part.strip() for part in text.split(",")]

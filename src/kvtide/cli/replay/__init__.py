@@ -1,0 +1,1 @@
+"""`kvtide replay`: what a split costs on recorded traffic, policy by policy."""
