@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -16,7 +17,7 @@ from kvtide.sim.traces.order import Read, by_arrival
 from kvtide.sim.traces.request import NO_SOURCE, Source, Stream, TraceRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
     from pathlib import Path
 
     from kvtide.sim.traces.request import Trace
@@ -156,13 +157,19 @@ def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, separators=(",", ":")) + "\n"
 
 
-def _open_to_write(path: Path, suffix: str) -> IO[bytes]:
+@contextmanager
+def _open_to_write(path: Path, suffix: str) -> Generator[IO[bytes]]:
     try:
-        if suffix == ".gz":
-            # No name and no time in the file: equal traces are equal files.
-            return cast("IO[bytes]", gzip.GzipFile("", "wb", fileobj=path.open("wb"), mtime=0))
-        if suffix == ".xz":
-            return cast("IO[bytes]", lzma.open(path, "wb"))
-        return path.open("wb")
+        raw = path.open("wb")
     except OSError as cause:
         raise ConfigError(f"trace {path}: cannot be written ({cause.strerror})") from cause
+    with raw:
+        if suffix == ".gz":
+            # No name and no time in the file: equal traces are equal files.
+            with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
+                yield cast("IO[bytes]", packed)
+        elif suffix == ".xz":
+            with lzma.open(raw, "wb") as packed:
+                yield cast("IO[bytes]", packed)
+        else:
+            yield raw

@@ -34,8 +34,9 @@ _PARTS = ("text_tokens", "image_tokens", "audio_tokens", "video_tokens")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateOptions:
-    """Which part of the published days: `seconds` from second `begin` on, the `clients` with the highest
-    rates (0: all), scaled so that all together send `rate` requests a second (0: as published).
+    """Which part of the published days: `seconds` from second `begin` on, the `clients` with the
+    highest rates (0: all), scaled so that all together send `rate` requests a second (0: as
+    published).
     """
 
     seed: int = 0

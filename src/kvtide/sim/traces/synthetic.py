@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -183,8 +184,9 @@ class _Maker:
     def _begin(self, phase: Phase) -> _Conversation:
         if not phase.prefixes:
             return _Conversation(phase, [], 0)
-        weights = np.cumsum(np.arange(1.0, phase.prefixes + 1) ** -phase.popularity)
-        chosen = int(np.searchsorted(weights, self._rng.random() * weights[-1], "right"))
+        weights = [rank**-phase.popularity for rank in range(1, phase.prefixes + 1)]
+        ends = list(accumulate(weights))
+        chosen = bisect_right(ends, float(self._rng.random()) * ends[-1])
         first, count = self._prefix(phase, chosen)
         return _Conversation(phase, [(first, count)] if count else [], count * self._options.block)
 
