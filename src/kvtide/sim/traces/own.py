@@ -105,10 +105,11 @@ def _request(place: Place, record: Mapping[str, Any], block: int, tenants: int) 
     block = count_of(place, record, "block", least=1) if "block" in record else block
     tenant = count_of(place, record, "tenant") if "tenant" in record else 0
     arrival = number_of(place, record, "arrival")
-    if arrival < 0 or tenant >= tenants:
+    if arrival < 0:
+        raise place.error(f"arrival must be at least 0 s, got {arrival}; shift the trace")
+    if tenant >= tenants:
         raise place.error(
-            f"arrival = {arrival} s and tenant = {tenant} must be at least 0, and tenant below "
-            f"the {tenants} names in the header"
+            f"tenant = {tenant}, but the header names {tenants}; add a name to its tenants"
         )
     runs = _runs(place, record)
     check_cover(place, "runs", runs, tokens, block)
