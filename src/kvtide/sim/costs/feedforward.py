@@ -24,7 +24,15 @@ _UNGATED = (
 """Families whose feed-forward layers have two matrices; the others have a gate as well."""
 
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-_ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k")
+_ACTIVE = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "experts_per_token",
+    "moe_k",
+    "moe_topk",
+    "top_k_experts",
+    "n_activated_experts",
+)
 
 
 class FeedForward(NamedTuple):
@@ -54,11 +62,13 @@ def feed_forward(model: Architecture, layer: int) -> FeedForward:
             return FeedForward(matrices * hidden * _width(fields, layer), 0)
         case _:
             num, _ = expert_numbers(fields)
-            width = fields.size("moe_intermediate_size", "intermediate_size")
+            width = fields.size("moe_intermediate_size", "moe_inter_dim", "intermediate_size")
             shared = matrices * hidden * _shared_width(fields, width)
             latent = fields.size_or_none("moe_latent_size")
             projections = 2 * hidden * latent if latent else 0
             router = hidden * num
+            if fields.flag("enable_moe_block", default=False):  # Gemma 4: beside a dense layer
+                shared += matrices * hidden * _width(fields, layer)
             return FeedForward(shared + router + projections, matrices * (latent or hidden) * width)
 
 
@@ -66,7 +76,7 @@ def _width(fields: Fields, layer: int) -> int:
     if isinstance(fields.values.get("intermediate_size"), list | tuple):
         widths = fields.listed("intermediate_size") or []
         return fields.with_values(intermediate_size=widths[layer]).size("intermediate_size")
-    return fields.size("intermediate_size")
+    return fields.size("intermediate_size", "inter_dim")
 
 
 def _shared_width(fields: Fields, width: int) -> int:
@@ -90,7 +100,7 @@ def feed_forward_kind(model: Architecture, layer: int) -> str:
         return str(listed[layer])
     if layer in (fields.listed("mlp_only_layers") or ()):
         return "dense"
-    if layer < (fields.count_or_none("first_k_dense_replace") or 0):
+    if layer < (fields.count_or_none("first_k_dense_replace", "n_dense_layers") or 0):
         return "dense"
     every = fields.values.get("moe_layer_freq")
     if isinstance(every, list | tuple):

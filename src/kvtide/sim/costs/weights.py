@@ -16,8 +16,22 @@ if TYPE_CHECKING:
 _TIED = ("gemma", "vaultgemma", "cohere")
 """Families whose embeddings are their head unless they say otherwise."""
 
-_OWN_SHAPES: tuple[str, ...] = ()
-"""Families with parameters that no field counts."""
+_OWN_SHAPES = (
+    "afmoe",
+    "deepseek_v4",
+    "doge",
+    "gemma3n",
+    "gemma3n_text",
+    "lfm2",
+    "llama4_text",
+    "nemotron-nas",
+    "qwen4_exp",
+    "qwen4_exp_text",
+)
+"""Families that are built of more, or of other parts, than is counted here."""
+
+
+_CURE = "pass params and active_params, the published totals"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +78,19 @@ class Weights:
 def weights_of(model: Architecture) -> Weights:
     """Count them from the fields of a configuration; ConfigError naming one that is missing."""
     fields = model.fields
-    if model.family in _OWN_SHAPES:
+    if model.family in _OWN_SHAPES or fields.count_or_none("hidden_size_per_layer_input"):
         raise ConfigError(
-            f"model_type is {model.family!r}, whose parameters its fields do not count; "
-            "pass params and active_params"
+            f"model_type is {model.family!r}, which has parts whose parameters are not counted "
+            f"from its fields; {_CURE}"
         )
+    try:
+        return _counted(model)
+    except ConfigError as error:
+        raise ConfigError(f"cannot count parameters: {error}; or {_CURE}") from error
+
+
+def _counted(model: Architecture) -> Weights:
+    fields = model.fields
     layers = [feed_forward(model, layer) for layer in range(len(model.kinds))]
     dense = sum(mixer_params(model, layer) for layer in range(len(model.kinds)))
     dense += sum(layer.dense for layer in layers)
