@@ -26,8 +26,8 @@ p { margin: 0.3rem 0; } .faint { color: var(--faint); } .warn { color: var(--war
 svg { width: 100%; height: auto; } svg[aria-hidden] { position: absolute; width: 0; }
 svg text { fill: var(--ink); font-size: 13px; }
 .hatch { stroke: var(--warn); stroke-width: 4; } .outline { stroke: var(--warn); }
-.legend span { margin-right: 1.2rem; } .legend i { display: inline-block; width: 12px;
-  height: 12px; margin-right: 0.4rem; }
+.legend span { margin-right: 1.2rem; display: inline-block; }
+.legend i { display: inline-block; width: 12px; height: 12px; margin-right: 0.4rem; }
 .striped { border: 1px solid var(--warn); background: repeating-linear-gradient(45deg,
   var(--warn) 0 2px, transparent 2px 5px); }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }

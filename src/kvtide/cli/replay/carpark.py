@@ -20,11 +20,13 @@ HEIGHT = 220
 STATES = ("used", "cached", "dead", "free")
 
 
-def draw_park(run: Run) -> str:
-    """One policy's bays, pools from the bottom up; the paper on top is mapped by nobody."""
+def draw_park(run: Run, span: float) -> str:
+    """One policy's bays over `span` seconds, pools from the bottom up; what is white above them is
+    mapped by nobody.
+    """
     line = run.timeline
     frame = Frame(
-        span=float(line.time[-1]) if len(line.time) else 0.0,
+        span=span,
         top=float(_top(run)),
         height=HEIGHT,
         show=show_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
-from itertools import chain
+from itertools import chain, cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +22,7 @@ COLUMNS = 240
 """Points of a curve at most: more than these a page cannot show."""
 
 LINES = ("#0d9488", "#dc2626", "#6366f1", "#ca8a04", "#db2777", "#64748b", "#0891b2")
-_DASHES = ("none", "7 4", "2 3")
+_DASHES = (("none", "solid"), ("7 4", "dashed"), ("2 3", "dotted"))
 _TICKS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400)
 _MOST_TICKS = 8
 
@@ -68,8 +68,8 @@ class Frame:
 def styles() -> str:
     """The rules of CSS for curves and bands."""
     strokes = [
-        f".l{i} {{ stroke: {c}; background: {c}; stroke-dasharray: {_DASHES[i % 3]}; }}"
-        for i, c in enumerate(LINES)
+        f".l{i} {{ stroke: {c}; stroke-dasharray: {dash}; border-top: 3px {border} {c}; }}"
+        for i, (c, (dash, border)) in enumerate(zip(LINES, cycle(_DASHES), strict=False))
     ]
     return "\n".join(
         [
@@ -77,7 +77,7 @@ def styles() -> str:
             ".curve { fill: none; stroke-width: 2; } .grid { stroke: var(--line); }",
             ".used { opacity: 1; } .cached { opacity: 0.5; } .free { opacity: 0.15; }",
             ".dead { fill: var(--plain); background: var(--plain); opacity: 0.9; }",
-            ".legend i.key { height: 4px; vertical-align: middle; }",
+            ".legend i.key { width: 24px; height: 0; vertical-align: middle; }",
         ]
     )
 
@@ -119,12 +119,10 @@ def nice(value: float) -> float:
     return float(next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9)))
 
 
-def show_time(value: float) -> str:
-    """Seconds as one reads a clock: "90 s", "20 min", "3 h"."""
-    for unit, name in ((3600, "h"), (60, "min")):
-        if value >= 2 * unit:
-            return f"{value / unit:g} {name}"
-    return f"{value:g} s"
+def show_time(value: float, step: float) -> str:
+    """Seconds in the unit that ticks `step` apart are counted in: "90 s", "20 min", "3 h"."""
+    unit, name = next(((u, n) for u, n in ((3600, "h"), (60, "min")) if step >= u), (1, "s"))
+    return f"{value / unit:g} {name}"
 
 
 def _svg(frame: Frame, parts: Sequence[str]) -> str:
@@ -141,18 +139,20 @@ def _axes(frame: Frame) -> Iterator[str]:
             f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">'
             f"{escape(frame.show(value))}</text>"
         )
-    for tick in _ticks(frame.span):
-        x = float(frame.x(np.array(tick)))
+    step = _step(frame.span)
+    for number in range(int(frame.span / step * (1 + 1e-9)) + 1):
+        x = float(frame.x(np.array(step * number)))
         yield (
             f'<text x="{x:.1f}" y="{TOP + frame.height + 18}" text-anchor="middle">'
-            f"{show_time(tick)}</text>"
+            f"{show_time(step * number, step)}</text>"
         )
 
 
-def _ticks(span: float) -> list[float]:
-    fitting = (step for step in _TICKS if span / step <= _MOST_TICKS)
-    step = next(fitting, nice(span / _MOST_TICKS)) if span > 1 else nice(span / _MOST_TICKS)
-    return [step * number for number in range(int(span / step * (1 + 1e-9)) + 1)]
+def _step(span: float) -> float:
+    """Seconds between two ticks, so that there are not too many."""
+    fitting = (float(step) for step in _TICKS if span / step <= _MOST_TICKS)
+    least = nice(span / _MOST_TICKS)
+    return next(fitting, least) if span > _MOST_TICKS else least
 
 
 def _points(line: Line, frame: Frame) -> str:

@@ -102,7 +102,7 @@ def _parks(runs: Sequence[Run]) -> Iterator[str]:
             f"{share(run.totals.stranded_share)} stranded and {share(run.totals.dead_share)} dead "
             f"on average, {moved} granules moved</p>"
         )
-        yield draw_park(run)
+        yield draw_park(run, _span(runs))
         if run.pools != shown:
             yield park_legend(run)
             shown = run.pools
@@ -113,7 +113,8 @@ def _over_time(runs: Sequence[Run]) -> Iterator[str]:
     hits = [_line(run, recent_hits(run)) for run in runs]
     yield "<h2>Hit rate over time</h2>"
     yield f'<p class="faint">Of the prompt tokens of the last {100 // WINDOW} % of all.</p>'
-    yield _plane(hits, 1.0, share, "hit rate over time")
+    most = max((float(np.nanmax(line.values)) for line in hits if _is_known(line)), default=0.0)
+    yield _plane(hits, min(1.0, curves.nice(most)), share, "hit rate over time")
     yield curves.line_legend(names)
     for title, values in (
         ("Requests waiting", [run.timeline.waiting for run in runs]),
@@ -141,15 +142,25 @@ def recent_hits(run: Run) -> Floats:
     return np.where(asked > 0, (hits - base_hits) / np.maximum(1, asked), np.nan)
 
 
+def _span(runs: Sequence[Run]) -> float:
+    """Seconds of the longest run: all pictures share one scale."""
+    return max(
+        (float(run.timeline.time[-1]) for run in runs if len(run.timeline.time)), default=0.0
+    )
+
+
+def _is_known(line: Line) -> bool:
+    return bool(np.any(~np.isnan(line.values)))
+
+
 def _line(run: Run, values: Floats) -> Line:
     return Line(name=run.policy, time=run.timeline.time, values=values)
 
 
 def _plane(lines: Sequence[Line], top: float, shown: Callable[[float], str], label: str) -> str:
     span = max((float(line.time[-1]) for line in lines if len(line.time)), default=0.0)
-    return curves.draw_lines(
-        lines, Frame(span=span, top=top, height=HEIGHT, show=shown, label=label)
-    )
+    plane = Frame(span=span, top=top, height=HEIGHT, show=shown, label=label)
+    return curves.draw_lines(lines, plane)
 
 
 def _latencies(runs: Sequence[Run]) -> Iterator[str]:
