@@ -83,6 +83,7 @@ def run(policy: str, *, hits: float = 0.3, slow: float = 1.0, **totals: Any) -> 
         "dead_share": 0.01,
         "evicted_pages": {"full": 321, "indexer": 0},
         "refusals": {},
+        "evicted_for_others": {"full": 45},
     }
     return Run(
         policy=policy,

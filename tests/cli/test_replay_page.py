@@ -38,7 +38,7 @@ def test_the_numbers_are_on_the_page() -> None:
         "hit rate 31.2 % 36.0 % 36.6 %",
         "static , 60.000 GB: 8.3 % stranded and 1.0 % dead on average, 0 granules moved",
         "2,410 granules moved",
-        "static full 120 321",
+        "static full 120 321 45 static indexer 0 0 0",
         "hardware h100",
         "elastic p99: 7.000 s 7.000 s",
     ):

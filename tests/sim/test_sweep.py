@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import types
 from dataclasses import replace
+from multiprocessing import active_children
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +18,7 @@ from kvtide.sim.recipe import Recipe, seeded
 from kvtide.sim.sweep import RESULTS, grid, on_cores, on_ray, sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
 BASE = Recipe(config="none.json", traces=("synthetic",), memory_bytes=10**9)
@@ -39,7 +41,7 @@ class Here:
 
     def __call__(
         self, work: Callable[[Recipe], dict[str, Any]], recipes: Sequence[Recipe]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
+    ) -> Generator[tuple[int, dict[str, Any]]]:
         for number in reversed(range(len(recipes))):
             if len(self.worked) == self._stop_after:
                 raise KeyboardInterrupt
@@ -101,7 +103,7 @@ def test_a_point_is_on_disk_before_the_next_is_waited_for(tmp_path: Path) -> Non
 
     def spread(
         work: Callable[[Recipe], dict[str, Any]], recipes: Sequence[Recipe]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
+    ) -> Generator[tuple[int, dict[str, Any]]]:
         for number, recipe in enumerate(recipes):
             counts.append(len(found(tmp_path)))
             yield number, work(recipe)
@@ -167,6 +169,37 @@ def test_processes_do_the_same(tmp_path: Path) -> None:
 
 def len_of_policy(recipe: Recipe) -> dict[str, Any]:
     return {"run": {"length": len(recipe.policy), "rate": recipe.rate}}
+
+
+def quick_or_endless(recipe: Recipe) -> dict[str, Any]:
+    if recipe.rate != 1.0:
+        time.sleep(600)
+    return work(recipe)
+
+
+def breaks_off(done: int) -> None:
+    if done:
+        raise KeyboardInterrupt
+
+
+def test_breaking_off_waits_for_nobody(tmp_path: Path) -> None:
+    recipes = grid(BASE, {"rate": [1.0, 2.0, 3.0, 4.0]})
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        sweep(recipes, tmp_path, work=quick_or_endless, spread=on_cores(2), progress=breaks_off)
+    assert time.monotonic() - began < 60
+    assert active_children() == []
+    assert [line["recipe"]["rate"] for line in found(tmp_path)] == [1.0]
+
+
+def broken(recipe: Recipe) -> dict[str, Any]:
+    raise RuntimeError(f"bug at {recipe.rate}")
+
+
+def test_a_bug_in_a_worker_is_no_result(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="bug at"):
+        sweep(grid(BASE, AXES), tmp_path, work=broken, spread=on_cores(2))
+    assert found(tmp_path) == []
 
 
 class FakeRay(types.ModuleType):

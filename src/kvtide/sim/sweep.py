@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from kvtide.errors import ConfigError
@@ -26,7 +28,7 @@ from kvtide.sim.fingerprint import digest
 from kvtide.sim.recipe import Recipe, prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from pathlib import Path
 
 RESULTS = "results.jsonl"
@@ -37,7 +39,7 @@ class Spread(Protocol):
 
     def __call__(
         self, work: Callable[[Recipe], dict[str, Any]], recipes: Sequence[Recipe]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
+    ) -> Generator[tuple[int, dict[str, Any]]]:
         """Pairs of a recipe's number and what `work` made of it, as they are finished."""
         ...
 
@@ -92,17 +94,19 @@ def sweep(
     missing = list({keys[number]: number for number in reversed(missing)}.values())[::-1]
     before = len(recipes) - len(missing)
     progress(before)
-    with path.open("a", encoding="utf-8") as file:
+    if missing:
         todo = [recipes[number] for number in missing]
-        results = (spread or on_cores())(work or run_one, todo) if todo else iter(())
-        for count, (which, result) in enumerate(results, 1):
-            number = missing[which]
-            point = _point(keys[number], recipes[number], result)
-            done[point.key] = point
-            file.write(point.line() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-            progress(before + count)
+        with (
+            path.open("a", encoding="utf-8") as file,
+            closing((spread or on_cores())(work or run_one, todo)) as results,
+        ):
+            for count, (which, result) in enumerate(results, 1):
+                point = _point(keys[missing[which]], todo[which], result)
+                done[point.key] = point
+                file.write(point.line() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+                progress(before + count)
     _rewrite(path, done, keys)
     return [done[key] for key in keys]
 
@@ -120,17 +124,26 @@ def on_cores(processes: int | None = None) -> Spread:
 
     def spread(
         work: Callable[[Recipe], dict[str, Any]], recipes: Sequence[Recipe]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
+    ) -> Generator[tuple[int, dict[str, Any]]]:
         count = min(processes or os.cpu_count() or 1, len(recipes))
-        with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+        others = set(active_children())
+        context = get_context("spawn")
+        with ProcessPoolExecutor(count, context, initializer=_leave_interrupts) as pool:
             futures = {pool.submit(work, recipe): number for number, recipe in enumerate(recipes)}
             try:
                 for future in as_completed(futures):
                     yield futures[future], future.result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+            except BaseException:  # interrupted or closed: nobody waits for what is half done
+                for child in set(active_children()) - others:
+                    child.terminate()  # the pool gives up what it had not begun
+                raise
 
     return spread
+
+
+def _leave_interrupts() -> None:
+    """Ctrl-C reaches all processes of a terminal; the one that started the sweep ends the rest."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def on_ray(address: str) -> Spread:
@@ -148,7 +161,7 @@ def on_ray(address: str) -> Spread:
 
     def spread(
         work: Callable[[Recipe], dict[str, Any]], recipes: Sequence[Recipe]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
+    ) -> Generator[tuple[int, dict[str, Any]]]:
         remote = ray.remote(work)
         waiting = {remote.remote(recipe): number for number, recipe in enumerate(recipes)}
         while waiting:

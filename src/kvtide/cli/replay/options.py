@@ -64,7 +64,7 @@ SloItl = Annotated[
 Seed = Annotated[str | None, _option("Of synthetic traffic.")]
 Sweep = Annotated[
     list[str] | None,
-    _option("A grid over values, such as memory=40GB,60GB or pool-ratio=0.8/0.2,0.5/0.5.", "NAME="),
+    _option("A grid, such as memory=40GB,60GB or pool-ratio=0.8/0.2,0.5/0.5.", "NAME=V,V"),
 ]
 Out = Annotated[Path, typer.Option(help="Folder of a sweep's results, to resume it.")]
 Cores = Annotated[str | None, _option("Processes of a sweep. (Default: one per core.)")]

@@ -194,11 +194,12 @@ def _by_pool(runs: Sequence[Run]) -> Iterator[str]:
             pool,
             show(run.totals.refusals.get(pool, 0)),
             show(run.totals.evicted_pages.get(pool, 0)),
+            show(run.totals.evicted_for_others.get(pool, 0)),
         )
         for run in runs
         for pool in dict.fromkeys((*run.pools, *run.totals.refusals))
     ]
-    yield table(rows, ("policy", "pool", "refusals", "evicted pages"))
+    yield table(rows, ("policy", "pool", "refusals", "evicted pages", "of these for other pools"))
 
 
 def _configuration(comparison: Comparison) -> Iterator[str]:
