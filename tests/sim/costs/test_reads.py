@@ -10,7 +10,9 @@ from tests.configs import DEEPSEEK_V4, GEMMA_3N
 from tests.sim.costs.published import LLAMA_8B, config_of
 
 from kvtide.layout import Layout, Parallel, Speculative
-from kvtide.sim.costs import Clock, ModelCost, Reads, hardware
+from kvtide.sim.costs import Clock, ModelCost, Reads, Weights, hardware
+
+CHIP = hardware("h200")
 
 
 def reads_of(config: dict[str, Any], **given: Any) -> dict[str, Reads]:
@@ -43,6 +45,20 @@ def test_latents_and_their_indexer() -> None:
     assert (indexer.limit, indexer.token_bytes) == (None, 61 * (128 + 4))
     (plain,) = reads_of(config_of("DeepSeek-V3")).values()
     assert (plain.pair_flops, plain.limit) == (latent.pair_flops, None)
+
+
+def test_chunks_widen_latents_where_that_pays() -> None:
+    (latent,) = reads_of(config_of("DeepSeek-V3")).values()
+    assert latent.wide_pair_flops == 61 * 2 * 128 * (128 + 64 + 128)
+    assert latent.widen_flops == 61 * 2 * 128 * 512 * (128 + 128)
+    clock = Clock(ModelCost(weights=Weights(dense=0, head=0, embedding=0), reads=(latent,)), CHIP)
+    starts, new = np.array([1000]), np.array([2048])
+    pairs = sum(range(1001, 1000 + 2048 + 1))
+    widened = 3048 * latent.widen_flops + pairs * latent.wide_pair_flops
+    assert clock.flops(starts, new) == widened < pairs * latent.pair_flops
+    few = np.array([4])
+    assert clock.flops(starts, few) == (1001 + 1002 + 1003 + 1004) * latent.pair_flops
+    assert reads_of(config_of("DeepSeek-V3.2"))["latent_picked"].widen_flops == 0
 
 
 def test_folded_entries_cost_per_token_what_they_fold() -> None:

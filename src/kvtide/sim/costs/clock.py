@@ -111,8 +111,8 @@ class Clock:
 
     def _attention_flops(self, tokens: int, work: Sequence[tuple[Amount, Amount]]) -> Amount:
         total: Amount = tokens * self.model.state_flops
-        for reads, (pairs, _) in zip(self.model.reads, work, strict=True):
-            total = total + pairs * reads.pair_flops
+        for flops, _ in work:
+            total = total + flops
         return total
 
     def _cache_bytes(self, tokens: int, rows: int, work: Sequence[tuple[Amount, Amount]]) -> Amount:
@@ -127,24 +127,32 @@ class Clock:
 
 
 def _one_token(reads: Reads, starts: IntArray) -> tuple[float, float]:
-    """(query, key) pairs and tokens read, over rows that compute one token each."""
+    """Operations and tokens read, over rows that compute one token each."""
     if reads.limit is None:
         pairs = float(starts.sum()) + len(starts)
     else:
         pairs = float(np.minimum(starts + 1, reads.limit).sum())
-    return pairs, pairs
+    return pairs * reads.pair_flops, pairs
 
 
 def _chunks(reads: Reads, starts: IntArray, num_new: IntArray) -> tuple[float, float]:
     """The same over rows that compute `num_new` each; a chunk reads a token once."""
     ends = starts + num_new
     if reads.limit is None:
-        pairs = float((num_new * (starts + ends + 1)).sum()) / 2
-        return pairs, float(ends.sum())
+        pairs = num_new * (starts + ends + 1) / 2
+        return _chunk_flops(reads, pairs, ends), float(ends.sum())
     limit = reads.limit
     pairs = float((_triangle(ends, limit) - _triangle(starts, limit)).sum())
     reach = num_new * limit if reads.picks else num_new + (limit - 1)
-    return pairs, float(np.minimum(ends, reach).sum())
+    return pairs * reads.pair_flops, float(np.minimum(ends, reach).sum())
+
+
+def _chunk_flops(reads: Reads, pairs: FloatArray, ends: IntArray) -> float:
+    """Of rows with so many (query, key) pairs that end there: latents are widened if that pays."""
+    if not reads.widen_flops:
+        return float(pairs.sum()) * reads.pair_flops
+    widened = pairs * reads.wide_pair_flops + ends * reads.widen_flops
+    return float(np.minimum(pairs * reads.pair_flops, widened).sum())
 
 
 def _triangle(ends: IntArray, limit: int) -> IntArray:
@@ -158,11 +166,11 @@ def _successive(reads: Reads, starts: IntArray, count: int) -> tuple[FloatArray,
     steps = np.arange(count, dtype=np.int64)
     if reads.limit is None:
         pairs = (int(starts.sum()) + len(starts) * (steps + 1)).astype(np.float64)
-        return pairs, pairs
+        return pairs * reads.pair_flops, pairs
     # Rows below their limit grow by one a step; the others stay there.
     ordered = np.sort(starts)
     below = np.searchsorted(ordered, reads.limit - 1 - steps)
     sums = np.concatenate(([0], np.cumsum(ordered)))
     pairs = sums[below] + below * (steps + 1) + (len(starts) - below) * reads.limit
     pairs = pairs.astype(np.float64)
-    return pairs, pairs
+    return pairs * reads.pair_flops, pairs

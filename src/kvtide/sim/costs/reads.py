@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from kvtide.layout import (
     CompressedSpec,
@@ -37,6 +37,10 @@ class Reads:
     `pair_flops`: operations for one query and one key, over those layers and this rank's heads.
     `token_bytes`: bytes of one token in those layers. A query sees itself and what is before it, at
     most `limit` tokens (None: all): the last ones, or if `picks` those an indexer picks.
+
+    Over latents, `pair_flops` is of queries that were multiplied into the latents' space. A chunk
+    may instead widen every token it reads into the keys and values of all heads, `widen_flops` a
+    token, and then pay `wide_pair_flops` a pair.
     """
 
     group: str
@@ -44,6 +48,8 @@ class Reads:
     token_bytes: float
     limit: int | None = None
     picks: bool = False
+    wide_pair_flops: float = 0.0
+    widen_flops: float = 0.0
 
 
 class StateCost(NamedTuple):
@@ -75,6 +81,7 @@ def reads_of(model: Architecture, layout: Layout, ranks: int) -> tuple[Reads, ..
                 token_bytes=bytes_per_layer * len(layers),
                 limit=limit,
                 picks=picks,
+                **_widened(model, group, layers, ranks, picks=picks),
             )
             for (limit, picks), layers in parts.items()
         )
@@ -140,6 +147,28 @@ def _limit(model: Architecture, group: LayerGroup, layer: int) -> tuple[int | No
     if name != "index_key" and model.kinds[layer] in ("indexed", "folded_indexed"):
         return picked_tokens(model.fields) * group.ratio, True
     return None, False
+
+
+class _Widened(TypedDict, total=False):
+    wide_pair_flops: float
+    widen_flops: float
+
+
+def _widened(
+    model: Architecture, group: LayerGroup, layers: list[int], ranks: int, *, picks: bool
+) -> _Widened:
+    """Latents as keys and values of heads; not where an indexer picks, which every head obeys
+    alike: kernels read the picked latents as they are. Nothing if the fields do not say."""
+    fields = model.fields
+    plain, value = fields.size_or_none("qk_nope_head_dim"), fields.size_or_none("v_head_dim")
+    spec = model.spec(layers[0], LatentSpec)
+    if spec is None or picks or group.buffers[0].name != "latent" or not (plain and value):
+        return {}
+    heads = sum(model.heads(layer) for layer in layers) / ranks
+    return {
+        "wide_pair_flops": 2 * heads * (plain + spec.rope_dim + value),
+        "widen_flops": 2 * heads * spec.rank * (plain + value),
+    }
 
 
 def _pair_flops(model: Architecture, group: LayerGroup, layer: int, ranks: int) -> float:
