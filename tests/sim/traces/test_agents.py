@@ -128,11 +128,14 @@ def test_sessions_of_the_same_tools_share_them_if_asked(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "t",
         session(call(0.0, 12, [[1, 3]])),
-        session(call(0.0, 16, [[4, 4]])),
+        session(call(0.0, 16, [[4, 4]]), call(0.0, 20, [[4, 5]])),
         session(call(0.0, 12, [[1, 3]]), tool_tokens=4, system_tokens=4),
         session(call(0.0, 8, [[1, 1], [3, 1]])),
     )
-    one, two, other_tools, too_short = prompts(read(path, ",tools=1"))
+    found = read(path, ",tools=1")
+    assert [int(r.runs[:, 1].sum()) for r in found] == [3, 4, 5, 3, 2]
+    one, two, longer, other_tools, too_short = prompts(found)
+    assert longer[:16] == two
     assert one[:8] == two[:8]
     assert not set(one[8:]) & set(two[8:])
     assert not set(one) & set(other_tools)

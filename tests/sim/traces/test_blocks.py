@@ -60,6 +60,7 @@ def test_bailian_is_seconds_and_blocks_of_16(tmp_path: Path) -> None:
         (line(hash_ids=[[0, 1], [2, 3]]), "hash_ids must be a flat list"),
         (line(hash_ids=[2**70]), "hash_ids must be a list of ids from 0 on"),
         (line(hash_ids=[0, 1]), "hash_ids has 2 blocks of 512 tokens, but 1025 .* are 3 blocks"),
+        (line(hash_ids=[0, 1, 2, 3]), "hash_ids has 4 blocks"),
         (line(hash_ids=[]), "hash_ids has 0 blocks"),
         (line(hash_ids=[0, 1, 2**22]), "hash_ids: content ids need token ids up to 2147484159"),
     ],

@@ -42,6 +42,8 @@ def test_the_source_is_kept_and_equal_traces_are_equal_bytes(tmp_path: Path) -> 
     write_trace(given, tmp_path / "two.gz")
     assert (tmp_path / "one.gz").read_bytes() == (tmp_path / "two.gz").read_bytes()
     assert open_trace(str(tmp_path / "one.gz")).source == source
+    # Bytes 4 to 8 of a gzip file are the time when it was written.
+    assert (tmp_path / "one.gz").read_bytes()[4:8] == bytes(4)
 
 
 def test_the_format_by_hand(tmp_path: Path) -> None:

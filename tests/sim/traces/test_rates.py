@@ -101,6 +101,12 @@ def test_a_rate_for_all_clients_together(tmp_path: Path) -> None:
     assert found.requests in {240, 241, 242}
 
 
+def test_fractions_of_a_request_are_drawn(tmp_path: Path) -> None:
+    """0.6 requests a window, 300 windows."""
+    client(tmp_path, 1, *[(0.001, SMOOTH)] * 300)
+    assert 150 < open_trace(f"{tmp_path},seconds=180000").describe().requests < 210
+
+
 def test_the_busiest_clients(tmp_path: Path) -> None:
     for number, rate in ((1, 0.1), (2, 0.5), (3, 0.3)):
         client(tmp_path, number, (rate, SMOOTH))

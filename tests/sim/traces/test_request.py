@@ -47,6 +47,8 @@ def test_the_largest_token_is_below_those_of_answers() -> None:
     assert request(0.0, [last]).prompt().tolist()[-1] == PROMPT_TOKENS - 1
     with pytest.raises(ConfigError, match=r"at 0\.0: content ids need token ids up to 2130706435"):
         request(0.0, [last + 1]).prompt()
+    with pytest.raises(ConfigError, match="token ids up to 2130706432"):
+        request(0.0, [PROMPT_TOKENS], block=1).prompt()
 
 
 def test_ids_must_cover_the_prompt() -> None:

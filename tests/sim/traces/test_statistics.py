@@ -63,6 +63,13 @@ def test_prefixes_against_a_set_of_all_prefixes(prompts: list[list[int]], most: 
         known.update(begins)
 
 
+def test_what_follows_a_run_is_kept_when_the_run_is_split() -> None:
+    tree = Prefixes()
+    prompts = ([0, 1, 2], [0, 1, 2, 5], [0, 9], [0, 1, 2, 5, 6], [0, 9, 10])
+    known = [tree.add(compress(np.array(ids, np.int64)), 9) for ids in prompts]
+    assert known == [0, 3, 1, 4, 2]
+
+
 @given(traces(blocks=(3,)))
 def test_sharing_against_tokens(given: Trace) -> None:
     assert given.describe().tenants[0].shared_tokens == _naive(list(given))

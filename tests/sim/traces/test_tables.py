@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from kvtide import ConfigError
 from kvtide.sim.traces import open_trace
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -21,6 +23,16 @@ def rows(spec: object) -> list[tuple[float, int, int]]:
     return [(r.arrival, r.input_tokens, r.output_tokens) for r in open_trace(str(spec))]
 
 
+@pytest.fixture
+def far_east(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC-9")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_east")
 def test_azure_counts_time_from_its_first_request(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "t",
