@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import TYPE_CHECKING
 
@@ -125,6 +126,18 @@ def test_wrong_options_of_other_kinds(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match=r"no file or folder 'nowhere\.jsonl'; a trace is path"):
         open_trace("mooncake:nowhere.jsonl")
+
+
+@pytest.mark.parametrize("spec", ["", "azure:", " + synthetic", "synthetic then ", ",first=1"])
+def test_an_empty_name_is_no_trace(spec: str) -> None:
+    with pytest.raises(ConfigError, match="no file or folder ''"):
+        open_trace(spec)
+
+
+def test_a_cut_file_whose_format_is_not_named(tmp_path: Path) -> None:
+    (tmp_path / "t.gz").write_bytes(gzip.compress(b"12,3\n" * 9)[:12])
+    with pytest.raises(ConfigError, match=r"t\.gz:1: the file is damaged or cut short"):
+        open_trace(str(tmp_path / "t.gz"))
 
 
 def test_no_option_means_two_things() -> None:

@@ -111,7 +111,7 @@ def _single(spec: str) -> Trace:
     named = bool(colon) and name in FORMATS
     file, options = _split(rest if named else spec)
     path = Path(file)
-    if not path.exists():
+    if not file or not path.exists():
         raise ConfigError(
             f"trace {spec!r}: there is no file or folder {file!r}; a trace is path, format:path "
             f"({', '.join(FORMATS)}) or {SYNTHETIC}"
