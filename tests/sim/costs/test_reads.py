@@ -86,11 +86,12 @@ def test_a_rank_reads_its_share_of_the_heads() -> None:
 
 
 def test_a_drafters_groups_are_left_out() -> None:
-    config = config_of("DeepSeek-V3")
+    config = config_of("DeepSeek-V3.2")
     layout = Layout.from_config(config, block_tokens=64, speculative=Speculative(tokens=1))
+    assert {group.name for group in layout.groups} > {"mirror", "mirror_indexer"}
     cost = ModelCost.from_config(config, layout)
-    assert [reads.group for reads in cost.reads] == ["latent"]
-    assert cost.write_bytes == 61 * 576 * 2
+    assert [reads.group for reads in cost.reads] == ["latent", "indexer"]
+    assert cost.write_bytes == 61 * (576 * 2 + 128 + 4)
 
 
 def test_states_cost_the_same_at_every_length() -> None:

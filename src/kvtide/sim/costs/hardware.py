@@ -29,7 +29,7 @@ class Hardware:
     `bandwidth` in bytes/s, `memory_bytes`. Efficiencies are shares of the peaks in (0, 1].
     `step_seconds` is spent in every step whatever it computes, `token_seconds` for every token it
     computes. Ranks that share layers exchange data at `link_bandwidth`, bytes/s one way, and spend
-    `link_seconds` on each exchange besides.
+    `link_seconds` on each exchange besides. What is not measured keeps the defaults here.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Hardware:
     compute_efficiency: float = 0.6
     memory_efficiency: float = 0.8
     link_efficiency: float = 0.7
-    step_seconds: float = 0.003
+    step_seconds: float = 0.002
     token_seconds: float = 0.0
     link_bandwidth: float | None = None
     link_seconds: float = 20e-6
