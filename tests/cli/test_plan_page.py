@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvtide.cli.app import app
-from kvtide.cli.charts import BARS, LABEL, NOTE, STRANDED, Row, Segment, bars
+from kvtide.cli.charts import BARS, LABEL, LETTERS, NOTE, STRANDED, Row, Segment, bars
 from kvtide.cli.plan.page import draw_page
 from kvtide.layout import Parallel
 from kvtide.planner import CapacityPlan, Request, Workload, plan_capacity
@@ -100,6 +100,13 @@ def test_bars_share_one_scale() -> None:
     assert svg.attrib["viewBox"] == f"0 0 {LABEL + BARS + NOTE} 90"
     widths = [float(rect.attrib["width"]) for rect in svg.iter("rect")]
     assert widths == pytest.approx([BARS, BARS / 3], abs=0.01)
+
+
+def test_labels_that_are_too_long_keep_their_end() -> None:
+    row = Row(label="a_long_module_of_policies:its_plan", segments=(), note="")
+    (label, _) = ElementTree.fromstring(bars([row], "")).iter("text")
+    assert label.text == "…odule_of_policies:its_plan"
+    assert len(label.text) <= LETTERS
 
 
 def test_the_command_writes_the_page_beside_its_report(tmp_path: Path) -> None:

@@ -288,7 +288,8 @@ def test_the_page_of_a_grid_is_well_formed() -> None:
     page = draw_grid(points(), ["memory_bytes", "policy"], "tiny")
     text = " ".join(" ".join(ElementTree.fromstring(page).itertext()).split())
     assert "2 points over memory, policy" in text
-    assert "1.000 GB <lcm> : too small & too late".replace(" :", ":") in text.replace(",", "")
+    assert "1.000 GB, <lcm>: too small & too late" in text
+    assert "2: 1.000 GB <lcm>" in text
 
 
 def test_a_bar_appears_after_a_while_on_a_terminal_only() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.cli.replay_runs import comparison, run, silent, worked_example
 
 from kvtide.cli.replay.metrics import best, cost, metrics_of, split_of
+from kvtide.cli.replay.page import draw_page
 from kvtide.cli.replay.text import report
 
 WORKED = """\
@@ -58,7 +59,7 @@ hardware h100, chunk tokens 8,192
   longest pause         0.0 ms
 
 The fixed split (full 85.0 % / indexer 15.0 %) leaves 15.000 GB (25.0 %) stranded on average, \
-finds 30.0 % of all prompt tokens in the cache and computes 700 tokens again after preemptions."""
+finds 30.0 % of all prompt tokens in the cache and computes 700 tokens that had been computed before."""
 
 
 def test_three_policies_side_by_side() -> None:
@@ -109,6 +110,15 @@ def test_less_is_better_where_it_is_and_what_is_unknown_is_not_best() -> None:
     runs = [run("a", slow=2.0), silent("b"), run("c"), run("oracle-static", slow=0.1)]
     (first,) = [metric for metric in metrics_of(runs) if metric.name == "TTFT p99"]
     assert best(first, runs) == {2}
+
+
+def test_the_best_split_in_hindsight_can_be_given_back() -> None:
+    found = run("oracle-static")
+    runs = (run("static"), replace(found, settings={"pool_ratio": {"full": 0.7, "indexer": 0.3}}))
+    *_, sentence, split = report(comparison(*runs))
+    assert sentence.startswith("The fixed split")
+    assert split == "Best fixed split in hindsight: --pool-ratio full=0.7000,indexer=0.3000"
+    assert split in draw_page(comparison(*runs))
 
 
 def test_a_run_without_samples_has_no_split() -> None:

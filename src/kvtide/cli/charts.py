@@ -18,6 +18,8 @@ STRANDED = "stranded"
 OURS, GIVEN, PLAIN = "ours", "given", "plain"
 LABEL, BARS, NOTE = 200, 460, 260
 ROW, HEIGHT = 30, 20
+LETTERS = 27
+"""What of a label has room left of a bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,9 @@ def legend(names: Sequence[str], *, has_stranded: bool) -> str:
 
 def _row(row: Row, top: int, scale: float) -> list[str]:
     base = top + HEIGHT - 5
-    parts = [f'<text x="{LABEL - 10}" y="{base}" text-anchor="end">{escape(row.label)}</text>']
+    parts = [
+        f'<text x="{LABEL - 10}" y="{base}" text-anchor="end">{escape(_clipped(row.label))}</text>'
+    ]
     x = float(LABEL)
     for segment in row.segments:
         width = segment.value * scale
@@ -97,3 +101,8 @@ def _row(row: Row, top: int, scale: float) -> list[str]:
         x += width
     parts.append(f'<text x="{x + 8:.2f}" y="{base}">{escape(row.note)}</text>')
     return parts
+
+
+def _clipped(label: str) -> str:
+    """The end of a label that is too long: names differ there."""
+    return label if len(label) <= LETTERS else f"…{label[1 - LETTERS :]}"

@@ -32,6 +32,7 @@ svg text { fill: var(--ink); font-size: 13px; }
   var(--warn) 0 2px, transparent 2px 5px); }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.2rem 0.6rem; border-bottom: 1px solid var(--line); text-align: right; }
+.numbers td { white-space: nowrap; }
 th:first-child, td:first-child, .words td { text-align: left; }
 .wide { overflow-x: auto; } pre { overflow-x: auto; font-size: 12px; line-height: 1.4; }
 """

@@ -41,11 +41,12 @@ def lines_of(points: Sequence[Point], axes: Sequence[str]) -> Iterator[str]:
 
 def draw_grid(points: Sequence[Point], axes: Sequence[str], model: str) -> str:
     """The sweep as one HTML page that needs nothing else."""
+    rows = [(f"{n}", *cells_of(point, axes)) for n, point in enumerate(points, 1)]
     parts = [
         f"<h1>{escape(model)}</h1>",
         f'<p class="faint">{len(points)} points over {escape(", ".join(map(_name, axes)))}. '
         "Time is virtual; GB = 1e9 bytes.</p>",
-        html_table([cells_of(point, axes) for point in points], head_of(axes)),
+        html_table(rows, ("", *head_of(axes))),
         "<h2>Hit rate</h2>",
         _bars(points, axes, 0),
         "<h2>Goodput, requests a second</h2>",
@@ -58,8 +59,8 @@ def draw_grid(points: Sequence[Point], axes: Sequence[str], model: str) -> str:
         ),
     ]
     recipe = {name: value for name, value in points[0].recipe.items() if name not in axes}
-    rows = [(name, json.dumps(value)) for name, value in recipe.items()]
-    parts += ["<h2>Configuration</h2>", html_table(rows, (), kind="words")]
+    given = [(name, json.dumps(value)) for name, value in recipe.items()]
+    parts += ["<h2>Configuration</h2>", html_table(given, (), kind="words")]
     return frame(f"{model}: sweep over {', '.join(map(_name, axes))}", parts)
 
 
@@ -86,13 +87,19 @@ def _cell(point: Point, column: int) -> str:
 
 def _bars(points: Sequence[Point], axes: Sequence[str], column: int) -> str:
     rows: list[Row] = []
-    for point in points:
+    for place, point in enumerate(points, 1):
         number = (None if point.run is None else _COLUMNS[column][1](point.run)) or 0.0
-        label, note = " ".join(axis_cells(point, axes)), _cell(point, column)
+        label, note = _label(place, point, axes), _cell(point, column)
         kind = {"elastic": OURS, "static": GIVEN}.get(point.recipe["policy"], PLAIN)
         segment = Segment(value=number, kind=kind, title=f"{label}: {note}")
         rows.append(Row(label=label, segments=(segment,), note=note))
     return charts.bars(rows, f"{_COLUMNS[column][0]} by point")
+
+
+def _label(place: int, point: Point, axes: Sequence[str]) -> str:
+    """The point's line in the table, and as much of its settings as there is room for."""
+    whole = f"{place}: {' '.join(axis_cells(point, axes))}"
+    return whole if len(whole) <= charts.LETTERS else f"{place}: {point.recipe['policy']}"
 
 
 def _shown(axis: str, value: object) -> str:

@@ -115,6 +115,14 @@ def cost(runs: Sequence[Run]) -> str:
     )
 
 
+def hindsight(runs: Sequence[Run]) -> str | None:
+    """The best fixed split as one gives it back, if it was searched for."""
+    found = next((run for run in runs if run.policy == "oracle-static"), None)
+    ratio: dict[str, float] = (found.settings.get("pool_ratio") if found else None) or {}
+    shares = ",".join(f"{name}={part:.4f}" for name, part in ratio.items())
+    return f"Best fixed split in hindsight: --pool-ratio {shares}" if shares else None
+
+
 def split_of(run: Run) -> str:
     """Shares of the pools at the start: "full 85.0 % / indexer 15.0 %"."""
     sizes: list[int] = run.timeline.mapped[:, :1].ravel().tolist()

@@ -17,7 +17,15 @@ from kvtide.cli.html import frame, table
 from kvtide.cli.replay import curves
 from kvtide.cli.replay.carpark import draw_park, park_legend
 from kvtide.cli.replay.curves import Frame, Line
-from kvtide.cli.replay.metrics import best, cost, metrics_of, milliseconds, seconds, share
+from kvtide.cli.replay.metrics import (
+    best,
+    cost,
+    hindsight,
+    metrics_of,
+    milliseconds,
+    seconds,
+    share,
+)
 from kvtide.cli.replay.text import head
 from kvtide.cli.units import show, show_bytes
 from kvtide.sim.result import PERCENTILES
@@ -71,6 +79,9 @@ def _head(comparison: Comparison) -> Iterator[str]:
     yield f"<h1>{escape(comparison.model)}</h1>"
     yield f'<p class="faint">{escape(head(comparison))}. Time is virtual; GB = 1e9 bytes.</p>'
     yield f"<p>{escape(cost(comparison.runs))}</p>"
+    split = hindsight(comparison.runs)
+    if split is not None:
+        yield f"<p>{escape(split)}</p>"
 
 
 def _compared(runs: Sequence[Run]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvtide.cli.replay.metrics import BOUNDS, best, cost, metrics_of
+from kvtide.cli.replay.metrics import BOUNDS, best, cost, hindsight, metrics_of
 from kvtide.cli.table import table
 from kvtide.cli.units import show_bytes
 
@@ -26,6 +26,9 @@ def report(comparison: Comparison) -> Iterator[str]:
     yield from compared(runs)
     yield ""
     yield cost(runs)
+    split = hindsight(runs)
+    if split is not None:
+        yield split
 
 
 def head(comparison: Comparison) -> str:
