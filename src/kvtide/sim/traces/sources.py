@@ -72,7 +72,7 @@ PUBLIC = (
             licence="Apache-2.0",
             about="coding-agent sessions, one file each",
         ),
-        get="the folder traces there (read the folder, or its files as JSON lines)",
+        get="the folder traces there: read it as it is, or as one file of JSON lines",
     ),
     Public(
         name="servegen",
@@ -92,7 +92,7 @@ PUBLIC = (
             licence="MIT; cite vAttention (ASPLOS 2025)",
             about="lengths of long-context requests, up to 192k tokens",
         ),
-        get="the CSV files with num_prefill_tokens and num_decode_tokens there",
+        get="the CSV files in scripts/artifact_asplos25/traces there",
     ),
     Public(
         name="vllm-measured",
@@ -102,7 +102,7 @@ PUBLIC = (
             licence="MIT",
             about="requests of measured vLLM runs, with their times",
         ),
-        get="the requests.jsonl files there",
+        get="bench/examples/*/*/vllm/requests.jsonl there",
     ),
 )
 
