@@ -83,7 +83,7 @@ def test_published_totals_in_place_of_fields() -> None:
 @pytest.mark.parametrize(
     ("change", "given", "named"),
     [
-        ({"vocab_size": None}, {}, "vocab_size.*params"),
+        ({"vocab_size": None}, {}, "vocab_size.*step costs.*params"),
         ({"intermediate_size": None}, {}, "intermediate_size.*params"),
         ({}, {"params": 0.0}, "params is 0"),
         ({}, {"params": 8e9, "active_params": 9e9}, "active_params is 9"),

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from kvtide.errors import ConfigError
 from kvtide.layout import Parallel
+from kvtide.layout.fields import Fields
 from kvtide.layout.reader import Reader, Storage
 from kvtide.layout.reading import family_of
 from kvtide.layout.source import read_fields
 
 if TYPE_CHECKING:
     from kvtide.layout import Spec
-    from kvtide.layout.fields import Fields
     from kvtide.layout.kinds import Kind
 
 _Spec = TypeVar("_Spec")
@@ -21,6 +22,17 @@ _STORAGE = Storage(
     kv="bfloat16", index=None, activation="bfloat16", recurrent=None, interval_tokens=1
 )
 """Only sizes are asked for, which no dtype changes."""
+
+
+class CostFields(Fields):
+    """The fields of a configuration, missed for another reason than a layout misses them."""
+
+    def missing(self, *names: str) -> ConfigError:
+        """The error for a field that must be there."""
+        return ConfigError(
+            f"{' or '.join(names)} is missing in {self.where}, and what a step costs depends on "
+            f"it; {self.cure}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +51,8 @@ class Architecture:
     @classmethod
     def of(cls, config: object) -> Architecture:
         """Read a configuration, as `Layout.from_config` takes it."""
-        fields = read_fields(config)
+        said = read_fields(config)
+        fields = CostFields(said.values, said.where, said.cure)
         family = family_of(fields)
         reader = Reader(
             fields=fields,
