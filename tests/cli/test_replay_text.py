@@ -32,7 +32,7 @@ hardware h100, chunk tokens 8,192
   stranded                 8.3 %      0.0 % *     0.0 %
   granules moved               0      2,410           0
   longest pause           0.0 ms     4.2 ms      0.0 ms
-  * best; infinite: what there is to win at most, not marked
+  * best; infinite: cannot be run, so not marked
 
 The fixed split (full 85.0 % / indexer 15.0 %) leaves 5.000 GB (8.3 %) stranded on average, \
 elastic 0 B (0.0 %), and computes 48,000 prompt tokens more than elastic: hit rate 31.2 % instead \
@@ -59,7 +59,8 @@ hardware h100, chunk tokens 8,192
   longest pause         0.0 ms
 
 The fixed split (full 85.0 % / indexer 15.0 %) leaves 15.000 GB (25.0 %) stranded on average, \
-finds 30.0 % of all prompt tokens in the cache and computes 700 tokens that had been computed before."""
+finds 30.0 % of all prompt tokens in the cache and computes 700 tokens that had been computed \
+before."""
 
 
 def test_three_policies_side_by_side() -> None:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from kvtide.sim.result import Run
 
 BOUNDS = ("oracle-static", "infinite")
-"""Policies nobody can run: what there is to win at most. They are never marked as best."""
+"""Policies nobody can run: the best fixed split in hindsight, and memory without end. They are
+never marked as best."""
 
 _P50, _P99 = 0, 2
 
@@ -102,7 +103,7 @@ def cost(runs: Sequence[Run]) -> str:
         again = fixed.totals.recomputed_tokens
         return (
             f"{loss}, finds {share(fixed.totals.hit_rate)} of all prompt tokens in the cache "
-            + (f"and computes {again:,} tokens again after preemptions.")
+            + (f"and computes {again:,} tokens that had been computed before.")
         )
     missed = rival.totals.hit_tokens - fixed.totals.hit_tokens
     return (

@@ -58,9 +58,7 @@ def compared(runs: Sequence[Run]) -> Iterator[str]:
     bounds = [run.policy for run in runs if run.policy in BOUNDS]
     notes = ["* best"] if is_marked else []
     notes += (
-        [f"{' and '.join(bounds)}: what there is to win at most, not marked"]
-        if is_marked and bounds
-        else []
+        [f"{' and '.join(bounds)}: cannot be run, so not marked"] if is_marked and bounds else []
     )
     if notes:
         yield f"  {'; '.join(notes)}"
