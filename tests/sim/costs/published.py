@@ -70,6 +70,20 @@ _MORE: dict[str, dict[str, Any]] = {
     },
     "DeepSeek-V3": _DEEPSEEK,
     "DeepSeek-V3.2": {**_DEEPSEEK, "index_n_heads": 64, "index_topk": 2048},
+    "DeepSeek-V4-Flash": {
+        "hc_mult": 4,
+        "hidden_size": 4096,
+        "index_n_heads": 64,
+        "index_topk": 512,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 6,
+        "o_groups": 8,
+        "o_lora_rank": 1024,
+        "q_lora_rank": 1024,
+        "vocab_size": 129280,
+    },
     "Kimi-Linear-48B-A3B-Instruct": {
         "first_k_dense_replace": 1,
         "hidden_size": 2304,
@@ -111,6 +125,7 @@ SIZES = {
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": Published(31.6, 3.2, 0.012),
     "DeepSeek-V3": Published(671.0, 37.0, 0.012),
     "DeepSeek-V3.2": Published(671.9, 37.5, 0.002),
+    "DeepSeek-V4-Flash": Published(284.3, 13.3, 0.003),
     "Kimi-Linear-48B-A3B-Instruct": Published(49.1, 3.1, 0.01),
     "gemma-4-26B-A4B": Published(25.2, 3.8, 0.006),
 }

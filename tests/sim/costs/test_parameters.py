@@ -13,7 +13,7 @@ from kvtide.sim.costs import Experts, ModelCost
 
 
 def cost_of(config: dict[str, Any], **given: Any) -> ModelCost:
-    return ModelCost.from_config(config, Layout.from_config(config, block_tokens=64), **given)
+    return ModelCost.from_config(config, Layout.from_config(config, block_tokens=128), **given)
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -24,6 +24,8 @@ def mixer_params(model: Architecture, layer: int) -> int:
             return _recurrent(model, layer)
         case "conv":
             return 4 * model.fields.size("hidden_size") ** 2
+        case _ if model.family == "deepseek_v4":
+            return _folding(model, layer)
         case _:
             attends = _heads if model.spec(layer, LatentSpec) is None else _latent
             return attends(model, layer) + _indexer(model, layer)
@@ -64,6 +66,24 @@ def _latent(model: Architecture, layer: int) -> int:
     to_latent = hidden * (spec.rank + spec.rope_dim)
     from_latent = spec.rank * heads * (plain + value_dim)
     return to_queries + to_latent + from_latent + heads * value_dim * hidden
+
+
+def _folding(model: Architecture, layer: int) -> int:
+    """DeepSeek-V4: queries and output of low rank, the output's in groups; one key that is its
+    value; what folds tokens into entries, and into index keys; mixing of the residual streams."""
+    fields = model.fields
+    hidden, dim = fields.size("hidden_size"), fields.size("head_dim")
+    rank, width = fields.size("q_lora_rank"), model.heads(layer) * dim
+    out, groups = fields.size("o_lora_rank"), fields.size("o_groups")
+    streams = fields.size("hc_mult")
+    params = rank * (hidden + width) + hidden * dim + width * out + groups * out * hidden
+    params += 2 * (2 + streams) * streams * streams * hidden
+    if model.kinds[layer] == "folded":
+        params += 2 * hidden * dim
+    if model.kinds[layer] == "folded_indexed":
+        heads, index = index_heads(fields), index_dim(fields)
+        params += 4 * hidden * (dim + index) + rank * heads * index + hidden * heads
+    return params
 
 
 def _indexer(model: Architecture, layer: int) -> int:

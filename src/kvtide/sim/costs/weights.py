@@ -18,7 +18,6 @@ _TIED = ("gemma", "vaultgemma", "cohere")
 
 _OWN_SHAPES = (
     "afmoe",
-    "deepseek_v4",
     "doge",
     "gemma3n",
     "gemma3n_text",
