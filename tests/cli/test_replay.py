@@ -168,6 +168,9 @@ def test_download_names_sources_and_fetches_nothing() -> None:
         (["--kv-dtype", "int3"], "int3"),
         (["--params", "many"], "--params is 'many'"),
         (["--html", "no/such/folder/a.html"], "--html no/such/folder/a.html cannot be written"),
+        (["--parquet", "no/such/folder/a"], "--parquet no/such/folder/a cannot be written"),
+        (["--html", "."], "--html . cannot be written: Is a directory"),
+        (["--sweep", "policy=best"], "policy is 'best'; use one of static, elastic"),
         (["--sweep", "colour=red"], "--sweep has 'colour=red'; write NAME=VALUE,VALUE"),
         (["--sweep", "rate"], "--sweep has 'rate'"),
         (["--sweep", "rate=1,fast"], "--sweep rate is 'fast'"),
@@ -244,6 +247,16 @@ def test_a_sweep_prints_its_grid_and_is_resumed(config: str, tmp_path: Path) -> 
     data = json.loads(replay(*arguments, "--json").stdout)
     assert [point["recipe"]["rate"] for point in data] == [1.0, 1.0, 4.0, 4.0]
 
+    elsewhere = (
+        *arguments[: arguments.index("--out")],
+        "--out",
+        str(tmp_path / "b"),
+        "--cores",
+        "1",
+    )
+    assert replay(*elsewhere).exit_code == 0
+    assert (tmp_path / "b" / RESULTS).read_bytes() == before
+
 
 def interrupted(*_: Any) -> None:
     raise KeyboardInterrupt
@@ -311,6 +324,15 @@ def test_piped_output_is_plain(config: str) -> None:
     done = subprocess.run(arguments, capture_output=True, check=True, cwd=ROOT, env=os.environ)
     assert b"\x1b" not in done.stdout
     assert done.stderr == b""
+
+
+def test_output_that_knows_few_characters_gets_others(tmp_path: Path) -> None:
+    (tmp_path / "größe").mkdir()
+    (tmp_path / "größe" / "config.json").write_text(json.dumps(FIELDS))
+    arguments = [sys.executable, "-m", "kvtide", "replay", str(tmp_path / "größe"), *GIVEN]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(arguments, capture_output=True, check=True, cwd=ROOT, env=environment)
+    assert b"gr??e on synthetic: 20 requests" in done.stdout
 
 
 def test_without_pyarrow_one_is_told_before_anything_runs(

@@ -247,7 +247,9 @@ def test_without_ray_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch
         on_ray("head:6379")
 
 
-def test_a_digest_knows_settings_and_the_content_of_files(tmp_path: Path) -> None:
+def test_a_digest_knows_settings_the_content_of_files_and_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, trace = tmp_path / "config.json", tmp_path / "a.jsonl"
     config.write_text("{}")
     trace.write_text("one")
@@ -261,7 +263,10 @@ def test_a_digest_knows_settings_and_the_content_of_files(tmp_path: Path) -> Non
     second = digest(recipe)
     assert second != first
     config.write_text('{"a": 1}')
-    assert digest(recipe) != second
+    third = digest(recipe)
+    assert third != second
+    monkeypatch.setattr("kvtide.sim.fingerprint.code", lambda: "another kvtide")
+    assert digest(recipe) != third
 
 
 def test_a_digest_knows_the_module_of_a_policy(

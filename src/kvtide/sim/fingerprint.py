@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvtide import __version__
+import kvtide
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +20,22 @@ _CHUNK = 1 << 20
 
 
 def digest(recipe: Recipe) -> str:
-    """SHA-256 over the settings, the content of every file they name, and kvtide's version."""
+    """SHA-256 over the settings, the content of every file they name, and kvtide's own code."""
     named = {str(path): _content(path, *_stamp(path)) for path in sorted(set(files_of(recipe)))}
-    parts = {"recipe": recipe.to_json(), "files": named, "version": __version__}
+    parts = {"recipe": recipe.to_json(), "files": named, "code": code()}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def code() -> str:
+    """SHA-256 over the sources that decide what a run gives: all but the command line."""
+    root = Path(kvtide.__file__).parent
+    paths = sorted(path.relative_to(root) for path in root.rglob("*.py"))
+    found = hashlib.sha256()
+    for path in paths:
+        if path.parts[0] != "cli":
+            found.update(f"{path.as_posix()}\n".encode() + (root / path).read_bytes())
+    return found.hexdigest()
 
 
 def files_of(recipe: Recipe) -> Iterator[Path]:

@@ -71,9 +71,8 @@ def run(asked: Asked, output: Output, *, download: bool = False) -> int:
 def _compare(asked: Asked, output: Output) -> None:
     """Policies side by side."""
     recipe, policies = recipe_of(asked), policies_of(asked)
-    for name in policies:
-        if name != ORACLE:
-            known_policy(name)  # an unknown one is heard of before the others have run
+    _require_policies(policies)
+    _require_folders(output)
     if output.parquet is not None:
         require_parquet()
     watching = Console(stderr=True)
@@ -85,7 +84,9 @@ def _compare(asked: Asked, output: Output) -> None:
     if output.parquet is not None:
         write_parquet(comparison.runs, output.parquet)
     if output.as_json:
-        _print_json({"recipe": recipe.to_json(), "runs": [r.to_json() for r in comparison.runs]})
+        common = recipe.to_json()
+        del common["policy"]  # every run has its own
+        _print_json({"recipe": common, "runs": [one.to_json() for one in comparison.runs]})
     else:
         _show([*report(comparison)], output.html, output.parquet)
 
@@ -109,6 +110,8 @@ def _comparison(
 def _sweep(asked: Asked, output: Output) -> None:
     """A grid of runs, each of which is kept when it is finished."""
     axes, recipe = axes_of(asked), recipe_of(asked)
+    _require_policies(axes["policy"])
+    _require_folders(output)
     if output.parquet is not None:
         raise ConfigError("--parquet holds requests of single runs; leave it out of a sweep")
     recipes = grid(recipe, axes)
@@ -123,6 +126,20 @@ def _sweep(asked: Asked, output: Output) -> None:
     else:
         lines = [f"{_model(recipe)}: {len(points)} points", "", *lines_of(points, [*axes])]
         _show(lines, output.out / RESULTS, output.html)
+
+
+def _require_policies(names: Iterable[str]) -> None:
+    """An unknown policy is heard of before the others have run for minutes."""
+    for name in names:
+        if name != ORACLE:
+            known_policy(name)
+
+
+def _require_folders(output: Output) -> None:
+    """So is a file that cannot be written."""
+    for option, path in (("--html", output.html), ("--parquet", output.parquet)):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{option} {path} cannot be written: there is no such folder")
 
 
 def _model(recipe: Recipe) -> str:
@@ -162,7 +179,8 @@ def _print_json(data: object) -> None:
 def _show(lines: Iterable[str], *written: Path | None) -> None:
     console = Console(highlight=False)
     for line in lines:
-        console.print(line, soft_wrap=True, markup=False)
+        known = line.encode(console.encoding, "replace").decode(console.encoding)
+        console.print(known, soft_wrap=True, markup=False)
     for path in written:
         if path is not None:
             console.print(f"\nWritten: {path}", soft_wrap=True, markup=False)

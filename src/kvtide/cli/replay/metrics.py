@@ -102,8 +102,8 @@ def cost(runs: Sequence[Run]) -> str:
     if rival is None:
         again = fixed.totals.recomputed_tokens
         return (
-            f"{loss}, finds {share(fixed.totals.hit_rate)} of all prompt tokens in the cache "
-            + (f"and computes {again:,} tokens that had been computed before.")
+            f"{loss}, finds {share(fixed.totals.hit_rate)} of all prompt tokens in the cache and "
+            f"computes {again:,} tokens that had been computed before."
         )
     missed = rival.totals.hit_tokens - fixed.totals.hit_tokens
     return (
