@@ -119,7 +119,7 @@ def curves(measured: Measured, run: Run) -> dict[str, tuple[np.ndarray, np.ndarr
     running = np.interp(seconds, line.time, line.running, right=0.0)
     found = {
         "running": (series["running"], running),
-        "waiting": (series["waiting"], here.sum(1) - running),
+        "waiting": (series["waiting"], np.maximum(0.0, here.sum(1) - running)),
     }
     if series["kv_cache_pct"].any():
         percent = line.used.sum(0) / run.budget_bytes * 100

@@ -191,6 +191,18 @@ def all_rows(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def by_step(folder: Path) -> list[dict[str, Any]]:
+    """The first run fitted for several values of what is kept fixed."""
+    measured = load(folder / "RTX4090_Llama-3.1-8B")
+    tokens = measured.meta["kv_cache"]["num_kv_tokens"]
+    setup = setup_of(LLAMA, "rtx4090", running=256, tokens=tokens)
+    steps = (0.0, 0.001, 0.002, 0.003, 0.004, 0.006)
+    return [
+        row(f"step {1e3 * step:g} ms", measured, setup, CHIP, {"step_seconds": step})
+        for step in steps
+    ]
+
+
 HEAD = (
     "run",
     "total s",
@@ -241,10 +253,16 @@ def microseconds() -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", default=os.environ.get("KVTIDE_TRACES"))
-    root = parser.parse_args().traces
+    parser.add_argument("--steps", action="store_true", help="vary step_seconds; writes nothing")
+    given = parser.parse_args()
+    root = given.traces
     if root is None:
         raise SystemExit("set KVTIDE_TRACES to the folder of traces, or pass --traces")
-    rows = all_rows(Path(root) / "llmservingsim" / "vllm_measured")
+    folder = Path(root) / "llmservingsim" / "vllm_measured"
+    if given.steps:
+        print(table(by_step(folder)))
+        return
+    rows = all_rows(folder)
     speed = microseconds()
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in speed.items()]
     print(table(rows), *lines, sep="\n")
