@@ -90,6 +90,8 @@ def test_many_steps_at_once_are_the_steps_one_by_one(
     ones = np.ones(len(starts), np.int64)
     single = [clock.seconds(np.array(starts) + i, ones) for i in range(count)]
     assert clock.decode_seconds(np.array(starts), count).tolist() == single
+    flops = sum(clock.flops(np.array(starts) + i, ones) for i in range(count))
+    assert clock.decode_flops(np.array(starts), count) == pytest.approx(flops)
 
 
 @given(

@@ -80,6 +80,13 @@ class Clock:
             self.model.linear_flops(tokens, len(starts)) + self._attention_flops(tokens, work)
         )
 
+    def decode_flops(self, starts: IntArray, count: int) -> float:
+        """Operations of `count` successive steps of one token for each of the same rows."""
+        rows = len(starts)
+        work = [_successive(reads, starts, count) for reads in self.model.reads]
+        attention = np.zeros(count) + self._attention_flops(rows, work)
+        return count * self.model.linear_flops(rows, rows) + float(attention.sum())
+
     def move_seconds(self, num_bytes: int, copies: int) -> float:
         """A pause that hands `num_bytes` of granules to another pool and first copies `copies`
         bytes of pages out of the way: `MAP_SECONDS` a granule of 2 MiB, and half the bandwidth,
