@@ -1,4 +1,4 @@
-"""Runs made by hand: a policy's numbers without a lab."""
+"""Runs made by hand, a policy's numbers without a lab; and a small model for the lab itself."""
 
 from __future__ import annotations
 
@@ -12,6 +12,21 @@ from kvtide.sim.result import Latency, Objective, Requests, Run, Timeline, Total
 GB = 10**9
 POOLS = ("full", "indexer")
 SAMPLES = 300
+FIELDS = {
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 6,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "vocab_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 64,
+    "sliding_window_pattern": 6,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16",
+}
+"""config.json of a model small enough for a lab of some megabytes."""
 
 
 def requests(count: int, *, slow: float = 1.0) -> Requests:

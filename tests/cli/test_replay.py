@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from tests.cli.replay_runs import FIELDS
 from tests.cli.replay_runs import run as made_run
 from typer.testing import CliRunner, Result
 
@@ -28,20 +29,6 @@ from kvtide.cli.replay.progress import bar
 from kvtide.sim.sweep import RESULTS, Point
 
 ROOT = Path(__file__).parents[2]
-FIELDS = {
-    "model_type": "gemma3_text",
-    "num_hidden_layers": 6,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "vocab_size": 256,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "sliding_window": 64,
-    "sliding_window_pattern": 6,
-    "max_position_embeddings": 4096,
-    "torch_dtype": "bfloat16",
-}
 TRAFFIC = "synthetic:requests=20,seed=1"
 GIVEN = ("--trace", TRAFFIC, "--memory", "24MiB", "--granule", "64KiB", "--chunk-tokens", "512")
 
@@ -224,6 +211,7 @@ def test_axes_in_the_order_given_policies_last() -> None:
     }
     assert list(axes_of(asked)) == ["pool_ratio", "memory_bytes", "policy"]
     assert recipe_of(asked).traces == ("synthetic",)
+    assert axes_of(Asked()) == {}
 
 
 def test_a_sweep_prints_its_grid_and_is_resumed(config: str, tmp_path: Path) -> None:
@@ -341,6 +329,15 @@ def test_without_pyarrow_one_is_told_before_anything_runs(
     monkeypatch.setattr("kvtide.cli.replay.parquet.find_spec", lambda _: None)
     monkeypatch.setattr(command, "prepare", lambda _: pytest.fail("something ran"))
     refused(replay(config, *GIVEN, "--parquet", "a.parquet"), "--parquet needs pyarrow")
+
+
+def test_a_file_that_cannot_be_written_is_heard_of_before_anything_runs(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "prepare", lambda _: pytest.fail("something ran"))
+    monkeypatch.setattr(command, "sweep", lambda *_, **__: pytest.fail("something ran"))
+    for sweep in ((), ("--sweep", "rate=1,2")):
+        refused(replay(config, *GIVEN, *sweep, "--html", "no/folder/a.html"), "no such folder")
 
 
 def test_every_request_is_a_row(tmp_path: Path) -> None:

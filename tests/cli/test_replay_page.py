@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -106,6 +107,21 @@ def test_the_bays_are_as_high_as_the_bytes() -> None:
     assert used[:, 0].max() == WIDTH - RIGHT
 
 
+def test_dead_bays_are_cached_ones_and_lie_below_the_free() -> None:
+    fixed = run("static")
+    root = ElementTree.fromstring(draw_park(fixed, 600.0))
+    line, share = fixed.timeline, HEIGHT / (60 * GB)
+    heights = {}
+    for band in root.iter("polygon"):
+        points = corners(band)
+        last = points[points[:, 0] == points[:, 0].max()][:, 1]
+        title = (band.findtext("title") or "").partition(":")[0]
+        heights[title] = last.max() - last.min()
+    dead = line.dead[1, -1] * share
+    assert heights["indexer dead"] == pytest.approx(dead, abs=0.11)
+    assert heights["indexer cached"] == pytest.approx(line.cached[1, -1] * share - dead, abs=0.11)
+
+
 def test_bands_of_a_pool_end_where_the_next_begins() -> None:
     moved = run("elastic")
     root = ElementTree.fromstring(draw_park(moved, 600.0))
@@ -170,6 +186,14 @@ def test_the_recent_hit_rate_is_that_of_the_last_tenth() -> None:
     steady = recent_hits(run("static", hits=0.3))
     assert np.isnan(steady[0])
     assert steady[1:] == pytest.approx(0.3, abs=0.001)
+
+    made = run("static")
+    late = np.maximum(0, made.timeline.prompt_tokens - 500_000)
+    rates = recent_hits(replace(made, timeline=replace(made.timeline, hit_tokens=late)))
+    asked = made.timeline.prompt_tokens / 1_000_000
+    assert (rates[1:][asked[1:] < 0.5] == 0).all()
+    assert rates[asked > 0.61] == pytest.approx(1.0)
+    assert rates[np.searchsorted(asked, 0.55)] == pytest.approx(0.5, abs=0.05)
 
 
 def asked_for(page: Comparison, folder: Path) -> Path:

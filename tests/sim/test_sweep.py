@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BASE = Recipe(config="none.json", traces=("synthetic",), memory_bytes=10**9)
+BASE_LATER = replace(BASE, rate=64.0)
 AXES = {"policy": ["static", "elastic"], "rate": [1.0, 2.0, 4.0]}
 
 
@@ -122,6 +123,11 @@ def test_a_line_cut_short_is_run_again(tmp_path: Path) -> None:
     sweep(recipes, tmp_path, work=work, spread=again)
     assert again.worked == recipes[-1:]
     assert path.read_bytes() == whole
+
+    path.write_bytes(whole[:-20])
+    with pytest.raises(KeyboardInterrupt):  # in the end the file is put in order: not here
+        sweep([*recipes, BASE_LATER], tmp_path, work=work, spread=Here(stop_after=1))
+    assert len(found(tmp_path)) == len(recipes)
 
 
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
