@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+_PATIENCE = 60
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "chrome-headless-shell")
 _FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe")
 
@@ -83,6 +85,8 @@ class Page:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._read], [], [], _PATIENCE)
+            assert ready, f"the browser has said nothing for {_PATIENCE} s"
             data = os.read(self._read, 1 << 16)
             assert data, "the browser has gone"
             self._buffer += data

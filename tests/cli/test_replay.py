@@ -261,6 +261,25 @@ def test_ctrl_c_says_where_the_finished_points_are(
     assert replay(config, *GIVEN).exit_code == 130
 
 
+def test_a_cluster_is_asked_for_by_its_address(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cluster(address: str) -> Any:
+        def spread(work: Any, recipes: Any) -> Any:
+            for number, recipe in enumerate(recipes):
+                asked.append((address, recipe.rate))
+                yield number, work(recipe)
+
+        return spread
+
+    asked: list[tuple[str, float]] = []
+    monkeypatch.setattr(command, "on_ray", cluster)
+    swept = ("--sweep", "rate=1,2", "--policy", "elastic", "--out", str(tmp_path / "out"))
+    result = replay(config, *GIVEN, *swept, "--ray", "head:6379")
+    assert result.exit_code == 0, result.stderr
+    assert asked == [("head:6379", 1.0), ("head:6379", 2.0)]
+
+
 def points() -> list[Point]:
     data = made_run("static", hits=0.25).to_json()
     settings = {"memory_bytes": 10**9, "policy": "static", "pool_ratio": {"full": 0.5}}
