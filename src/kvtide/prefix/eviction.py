@@ -95,10 +95,9 @@ class Eviction:
             head = self._runs.coldest()
             if head is None:
                 return None
-            (kind, priority, used), _ = head
-            return Offer(
-                priority, clock - used + 1, 1, 0 if kind == DEAD else self._tree.block_tokens
-            )
+            (kind, priority, used), node = head
+            tokens = 0 if kind == DEAD else self._tree.block_tokens * node.num_blocks
+            return Offer(priority, clock - used + 1, node.num_blocks, tokens)
         order = self._kept[group]
         while (head := order.coldest()) is not None:
             (_, priority, used), node = head

@@ -80,13 +80,15 @@ def loss(offer: Offer, page_bytes: int) -> float:
     return offer.tokens / (offer.age * offer.pages * page_bytes)
 
 
-def should_give(donor: Offer, donor_bytes: int, own: Offer | None, own_bytes: int) -> bool:
+def should_give(
+    donor: Offer, donor_bytes: int, own: Offer | None, own_bytes: int, patience: float = PATIENCE
+) -> bool:
     """Should another pool drop `donor` rather than the short pool drop `own`? Sizes are page
     bytes.
     """
     if own is None or donor.priority != own.priority:
         return own is None or donor.priority < own.priority
-    return loss(donor, donor_bytes) * PATIENCE < loss(own, own_bytes)
+    return loss(donor, donor_bytes) * patience < loss(own, own_bytes)
 
 
 def cheapest_granules(mapped: IntArray, leased: IntArray, cached: IntArray, count: int) -> IntArray:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtide.rebalance.decide import (
+    PATIENCE,
     Move,
     PoolNeed,
     cheapest_granules,
-    loss,
     refusing_pool,
     should_give,
 )
@@ -30,8 +30,8 @@ Relabel = Callable[[int, PageArray], None]
 _FORGET = 0.99
 """Per match or publication: how fast a pool's peak demand fades."""
 
-_STEP = 32
-"""A pool that takes ground grows by at least this fraction (1/n), so that moves stay few."""
+_STEP = 128
+"""A trade is at least this fraction (1/n) of the smaller pool, so that trades stay few."""
 
 _RECENT = 32
 """Steps for which a pool that was short counts as under pressure."""
@@ -170,17 +170,24 @@ class Ground:
         eviction = self._prefixes.eviction
         freed = eviction.evict_worthless(group, missing)
         movable = self.elastic and self._fences.quiesced
-        if not freed and movable and self._take(group, missing, wanted, self._peaks(wanted)):
+        if not freed and movable and self._take(group, missing, wanted):
             return True
         freed = freed or eviction.evict(group, missing)
         pool.books.drain()
         # Live demand with nothing left to drop: others give all they do not need this moment.
-        return freed > 0 or (movable and self._take(group, missing, wanted, wanted))
+        return freed > 0 or (movable and self._take(group, missing, wanted, at_any_price=True))
 
-    def _take(self, group: int, missing: int, wanted: Sequence[int], kept: Sequence[int]) -> bool:
-        """Take ground from the first pool that gives some; others keep `kept` pages available."""
-        donors = self._donors(group, kept)
-        return any(self._trade(d, group, missing, wanted[d]) for d in donors)
+    def _take(
+        self, group: int, missing: int, wanted: Sequence[int], *, at_any_price: bool = False
+    ) -> bool:
+        """Take ground from the first pool that gives some: below the price of the short pool's own
+        coldest pages, or `at_any_price`. False if nobody does.
+        """
+        kept = None if at_any_price else self._peaks(wanted)
+        return any(
+            self._trade(d, group, missing, wanted[d], None if kept is None else kept[d])
+            for d in self._donors(group)
+        )
 
     def _peaks(self, wanted: Sequence[int]) -> list[int]:
         """What each pool needed at its recent peak: it would ask that ground back at once."""
@@ -188,25 +195,45 @@ class Ground:
         faded = [int(peak * _FORGET ** (clock - then)) for peak, then in self._recent_need]
         return [max(now, peak) for now, peak in zip(wanted, faded, strict=True)]
 
-    def _donors(self, group: int, kept: Sequence[int]) -> list[int]:
-        """Pools that should give ground to a short one: those with idle free pages, then the
-        cheapest. Each keeps `kept` pages, free or cached.
+    def _donors(self, group: int) -> list[int]:
+        """Pools above their floors: those with the most idle free pages come first."""
+        donors = [
+            (-pool.books.num_free * pool.page_bytes, d)
+            for d, pool in enumerate(self._pools)
+            if d != group and pool.num_mapped > max(self.floors[d], pool.space.granules_for(1))
+        ]
+        return [d for _, d in sorted(donors)]
+
+    def _afford(self, donor: int, receiver: int, granules: int, keep: int, peak: int) -> int:
+        """Make room in a pool until it can give up to `granules` for less than they are worth to
+        `receiver`; how many it can. It keeps `keep` pages free and `peak` pages free or cached.
+
+        Free pages cost nothing, nor do those that no match can use; then the coldest go, one by
+        one, for as long as dropping them costs less than the receiver's own coldest would.
         """
-        offers: list[tuple[float, int]] = []
+        pool, books = self._pools[donor], self._pools[donor].books
+        pages = min(_pages_lost(pool, granules), pool.num_available - max(keep, peak))
+        if pages < _pages_lost(pool, 1):
+            return 0
         eviction, clock = self._prefixes.eviction, self._prefixes.clock
-        own, own_bytes = eviction.offer(group, clock), self._pools[group].page_bytes
-        for d, pool in enumerate(self._pools):
-            if d == group or pool.num_mapped <= max(self.floors[d], pool.space.granules_for(1)):
-                continue
-            unit = max(1, pool.space.granule_bytes // pool.page_bytes)
-            if pool.books.num_free >= kept[d] + unit:
-                offers.append((-1.0, d))
-            elif pool.num_available >= kept[d] + unit:
-                offer = eviction.offer(d, clock)
-                if offer is None or should_give(offer, pool.page_bytes, own, own_bytes):
-                    price = loss(offer, pool.page_bytes) if offer is not None else 0.0
-                    offers.append((price, d))
-        return [d for _, d in sorted(offers)]
+        own, own_bytes = eviction.offer(receiver, clock), self._pools[receiver].page_bytes
+        before, patience = eviction.num_evicted[donor], PATIENCE
+        while (lacking := pages + keep - books.num_free) > 0:
+            freed = eviction.evict_worthless(donor, lacking)
+            if not freed:
+                offer = eviction.offer(donor, clock)
+                if offer is None:
+                    break
+                if not should_give(offer, pool.page_bytes, own, own_bytes, patience):
+                    break
+                freed = eviction.evict(donor, min(lacking, offer.pages))
+                patience = 1.0  # what was begun is carried through
+            books.drain()
+            if not freed:
+                break
+        self.num_yielded[donor] += eviction.num_evicted[donor] - before
+        room = books.num_free - keep - _pages_lost(pool, 0)
+        return max(0, min(granules, room * pool.page_bytes // pool.space.granule_bytes))
 
     def grow(self, group: int, num_pages: int) -> bool:
         """Add up to `num_pages` pages (at least one) from the budget's free granules; False if
@@ -224,24 +251,27 @@ class Ground:
             num_pages -= max(1, (len(granules) - free) * space.granule_bytes // space.page_bytes)
         return False
 
-    def _trade(self, donor: int, receiver: int, missing: int, keep: int) -> bool:
-        """Move a little ground from one pool to another, so that the receiver gets at least a page.
+    def _trade(self, donor: int, receiver: int, missing: int, keep: int, peak: int | None) -> bool:
+        """Move a little ground from one pool to another, so that the receiver gets at least a page:
+        what is missing, or a small part of the smaller pool.
 
-        The price was right for the donor's coldest pages only, so a trade is a small part of the
-        donor; a short pool without cached pages of its own takes all it is missing.
+        What the donor drops for it is worth less than what the receiver would drop instead, unless
+        `peak` is None: live demand without an instead.
         """
-        pool, space = self._pools[receiver], self._pools[receiver].space
+        pool, giver = self._pools[receiver], self._pools[donor]
         share = max(
             1,
-            self._pools[donor].num_mapped // _STEP,
-            ceil_div(pool.page_bytes, space.granule_bytes),
+            min(giver.num_mapped, pool.num_mapped) // _STEP,
+            len(pool.growth_for(missing)),
         )
-        if not pool.books.num_cached:
-            share = max(share, len(pool.growth_for(missing)))
-        lacking = share - self._budget.num_free
-        given = self.give(donor, lacking, keep) if lacking > 0 else 0
-        if lacking > 0 and not given:
-            return False
+        given, lacking = 0, share - self._budget.num_free
+        if lacking > 0:
+            if peak is not None:
+                lacking = self._afford(donor, receiver, lacking, keep, peak)
+            given = self.give(donor, lacking, keep)
+            if not given:
+                return False
+        space = pool.space
         moved = self.grow(receiver, max(missing, share * space.granule_bytes // pool.page_bytes))
         if moved:
             self.num_moved += given
@@ -268,7 +298,7 @@ class Ground:
         """Vacate `count` granules of a pool and return them, or None if they cannot be."""
         pool, books = self._pools[donor], self._pools[donor].books
         books.drain()
-        lost = min(ceil_div(count * pool.space.granule_bytes, pool.page_bytes) + 2, books.num_pages)
+        lost = min(_pages_lost(pool, count), books.num_pages)
         if lost + keep > books.num_free:
             eviction = self._prefixes.eviction
             before = eviction.num_evicted[donor]
@@ -329,6 +359,11 @@ class Ground:
             return 0
         self.num_moved += len(absent)
         return len(absent)
+
+
+def _pages_lost(pool: Pool, granules: int) -> int:
+    """Pages a pool may lose with so many granules: two more than fit may straddle their edges."""
+    return ceil_div(granules * pool.space.granule_bytes, pool.page_bytes) + 2
 
 
 def _nobody(group: int, remap: PageArray) -> None:
