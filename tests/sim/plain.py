@@ -34,6 +34,9 @@ class Metronome:
     def flops(self, starts: Any, num_new: Any) -> float:
         return float(num_new.sum())
 
+    def decode_flops(self, starts: Any, count: int) -> float:
+        return float(len(starts) * count)
+
     def move_seconds(self, num_bytes: int, copies: int) -> float:
         return num_bytes * 1e-9
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.sim.plain import FULL, STATE, WINDOW
 
 from kvtide.layout import FullSpec, Layout, State
-from kvtide.rebalance import Move
 from kvtide.sim.policies import POLICIES, Ground
 from kvtide.sim.policies.one_size import WhenEmpty, large_granule, padded_layout, page_granule
 from kvtide.sim.policies.periodic import COOL_DOWN, Periodic, moves, target
+
+if TYPE_CHECKING:
+    from kvtide.rebalance import Move
 
 BLOCK = 4
 
 
 def layout(*specs: Any, copies: int = 1) -> Layout:
-    layers = {i: spec for i, spec in enumerate(spec for spec in specs for _ in range(copies))}
+    layers = dict(enumerate(spec for spec in specs for _ in range(copies)))
     return Layout.from_layers(layers, block_tokens=BLOCK)
 
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtide.engine import Request, RequestId, SamplingParams, Scheduler, SchedulerConfig
+from kvtide.engine.request import Request, RequestId, SamplingParams
+from kvtide.engine.scheduler import Scheduler, SchedulerConfig
 from kvtide.errors import CapacityError, InvariantError
-from kvtide.sim.content import SeenContent
 from kvtide.sim.recorder import Life, Sampler
+from kvtide.sim.traces.prefixes import Prefixes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -61,7 +62,7 @@ class Driver:
         self.work = Work()
         self.sampler = Sampler()
         self.lives: list[Life] = []
-        self.content = SeenContent()
+        self._seen: dict[int, Prefixes] = {}
         self.scheduler = Scheduler(kv, limits)
         self._kv, self._clock, self._limits, self._decider = kv, clock, limits, decider
         self._can_coast = not any(group.is_state for group in kv.layout.groups)
@@ -106,8 +107,7 @@ class Driver:
         """Hand over everything that has arrived by now."""
         while self._next is not None and self._next.arrival <= self.now:
             request = self._next
-            shared = self.content.shared_tokens(request)
-            self.content.add(request)
+            shared = self._shared_tokens(request)
             self.lives.append(Life(request.arrival, request.input_tokens, shared))
             self.scheduler.add(
                 Request(
@@ -119,6 +119,12 @@ class Driver:
                 )
             )
             self._next = next(self._source, None)
+
+    def _shared_tokens(self, request: TraceRequest) -> int:
+        """Leading tokens that earlier prompts had: the hits that memory without end would give."""
+        seen = self._seen.setdefault(request.block, Prefixes())
+        known = seen.add(request.runs, request.input_tokens // request.block)
+        return min(known * request.block, request.input_tokens - 1)
 
     def _run(self, plan: StepPlan) -> None:
         """Take one step's time and its tokens."""
@@ -165,7 +171,7 @@ class Driver:
         self.now += float(seconds[:count].sum())
         self.work.steps += count
         self.work.tokens += count * len(requests)
-        self.work.flops += self._clock.flops(starts, np.full(len(starts), count, np.int64))
+        self.work.flops += self._clock.decode_flops(starts, count)
         self._pay()
 
     def _has_room(self, plan: StepPlan, count: int) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvtide.config import Options
-from kvtide.engine import SchedulerConfig
+from kvtide.engine.scheduler import SchedulerConfig
 from kvtide.errors import ConfigError
 from kvtide.manager import KVManager
 from kvtide.memory import NullMemory

@@ -13,7 +13,7 @@ from kvtide.sim.result import Requests, Timeline
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvtide.engine import Request
+    from kvtide.engine.request import Request
     from kvtide.facts import Snapshot
     from kvtide.types import IntArray
 
