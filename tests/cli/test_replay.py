@@ -128,6 +128,21 @@ def test_a_policy_of_ones_own(config: str, tmp_path: Path, monkeypatch: pytest.M
     assert "own_policy_of_a_test:plan" in result.stdout
 
 
+def test_a_policy_in_the_folder_one_is_in(config: str, tmp_path: Path) -> None:
+    (tmp_path / "policy_beside_the_user.py").write_text("def plan(facts):\n    return ()\n")
+    start = "from kvtide.cli import main; main()"  # as the installed command does, with -P
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}  # relative ones mean ROOT
+    asked = [*GIVEN, "--policy", "policy_beside_the_user:plan"]
+    for sweep in ([], ["--sweep", "rate=1,2", "--out", str(tmp_path / "out")]):
+        arguments = [sys.executable, "-P", "-c", start, "replay", config, *asked, *sweep]
+        done = subprocess.run(
+            arguments, capture_output=True, check=False, text=True, cwd=tmp_path, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        assert "policy_beside_the_user:plan" in done.stdout
+        assert "cannot be imported" not in done.stdout
+
+
 def test_download_names_sources_and_fetches_nothing() -> None:
     result = replay("--download")
     assert result.exit_code == 0

@@ -129,7 +129,12 @@ def _sweep(asked: Asked, output: Output) -> None:
 
 
 def _require_policies(names: Iterable[str]) -> None:
-    """An unknown policy is heard of before the others have run for minutes."""
+    """An unknown policy is heard of before the others have run for minutes.
+
+    Modules beside the user are found, as other commands find them.
+    """
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # last: it hides nothing
     for name in names:
         if name != ORACLE:
             known_policy(name)
