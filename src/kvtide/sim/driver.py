@@ -99,7 +99,8 @@ class Driver:
             self._coast(plan)
         if self._check_every and self.work.steps % self._check_every == 0:
             self._kv.check()
-        if self.sampler.is_due(self.now):
+        if self.now >= self.sampler.due:
+            self._feed()
             self._sample()
         return ended
 
@@ -156,9 +157,10 @@ class Driver:
             return
         starts = np.array([request.length - 1 for request in requests], np.int64)
         seconds = self._clock.decode_seconds(starts, count)
+        stop = self.sampler.due
         if self._next is not None and not is_blocked:
-            begins = self.now + np.cumsum(seconds) - seconds
-            count = int(np.searchsorted(begins, self._next.arrival))
+            stop = min(stop, self._next.arrival)
+        count = int(np.searchsorted(self.now + np.cumsum(seconds) - seconds, stop))
         if count < 2 or not self._has_room(plan, count):
             return
         with self._kv.step(plan.batch):

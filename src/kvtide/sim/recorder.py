@@ -77,13 +77,10 @@ class Sampler:
     def __init__(self) -> None:
         self._samples: list[_Sample] = []
         self._every = 1.0
-        self._due = 0.0
+        self.due = 0.0
+        """When the next sample is wanted: a snapshot is not for nothing."""
         self._last_time = 0.0
         self.shares = Shares()
-
-    def is_due(self, now: float) -> bool:
-        """Whether a sample is wanted at this time: a snapshot is not for nothing."""
-        return now >= self._due
 
     def take(self, now: float, running: int, waiting: int, facts: Snapshot) -> None:
         """Add a sample."""
@@ -107,7 +104,7 @@ class Sampler:
         if len(self._samples) >= MAX_SAMPLES:
             del self._samples[::2]
             self._every = (now - self._samples[0].time) / len(self._samples)
-        self._due = now + self._every
+        self.due = now + self._every
 
     def timeline(self) -> Timeline:
         """All samples as arrays."""
