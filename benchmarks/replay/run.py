@@ -1,11 +1,12 @@
 """How much does a wrong split cost, and how much of it does each policy win back?
 
-    python benchmarks/replay/run.py --configs DIR --trace FILE [--requests 2000] [--only NAME ...]
+    KVTIDE_TRACES=DIR KVTIDE_CONFIGS=DIR python benchmarks/replay/run.py [--only NAME ...]
+    python benchmarks/replay/run.py --table      # what result.json says, as markdown
 
-`DIR` has the models' config.json files as `<name>.json` (below it, at any depth); `FILE` is the
-conversation trace of kvcache-ai/Mooncake (FAST25-release/traces/conversation_trace.jsonl). Every
-(model, policy, start) is one process-independent run; results go to result.json as they come, and
-what is there already is not run again.
+`KVTIDE_CONFIGS` has the models' config.json files as <name>.json or <owner>--<name>.json, at any
+depth; `KVTIDE_TRACES` has mooncake/conversation_trace.jsonl (docs/traces.md says where it is from).
+Every (model, policy, start) is one run; results go to result.json as they come, and what is there
+already is not run again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -57,6 +59,8 @@ CASES = {
     "Kimi-Linear-48B": Case("Kimi-Linear-48B-A3B-Instruct", 2, 20 * GB),
 }
 BLOCK_TOKENS = 64
+MAIN = ("full", "latent")
+"""Pools that grow with every token: a start is their share."""
 
 
 class Trace:
@@ -79,7 +83,7 @@ def setup(case: Case, config: Path, trace: Trace, first_share: float | None) -> 
     ratio = None
     if first_share is not None:
         names = [group.name for group in layout.groups]
-        main = next(name for name in ("full", "latent") if name in names)
+        main = next(name for name in MAIN if name in names)
         rest = [name for name in names if name != main]
         ratio = {main: first_share, **{name: (1 - first_share) / len(rest) for name in rest}}
     clock = Clock(ModelCost.from_config(config, layout, ranks=case.ranks), hardware("h100"))
@@ -128,17 +132,87 @@ def _names(path: Path, config: str) -> bool:
     return path.stem.rpartition("--")[2].partition("__")[0] == config
 
 
+def table(done: list[dict[str, Any]]) -> str:
+    """A table per model: every policy from every start."""
+    lines: list[str] = []
+    for model, case in CASES.items():
+        rows = [row for row in done if row["model"] == model]
+        if not rows:
+            continue
+        lines += [
+            f"### {model}",
+            "",
+            _about(case),
+            "",
+            HEADER,
+            "|---" * HEADER.count(" | ") + "|---|",
+        ]
+        lines += [_line(row) for row in rows]
+        lines.append("")
+    return "\n".join(lines)
+
+
+HEADER = (
+    "| policy | start | hit tokens | computed again, M tokens | TTFT p50 / p90 / p99, s "
+    "| ITL p50, ms | goodput, requests/s | preempted | stranded | dead | granules moved "
+    "| paused, s |"
+)
+
+
+def _about(case: Case) -> str:
+    cards = "an H100" if case.ranks == 1 else f"{case.ranks} H100s"
+    rate = "" if case.rate == 1 else f", the trace at {case.rate:g} times its rate"
+    return f"On {cards}, {case.memory / GB:g} GB for caches on each, KV in {case.kv_dtype}{rate}."
+
+
+def _line(row: dict[str, Any]) -> str:
+    start = "" if row["share"] is None else f"{row['share']:.0%}"
+    if "error" in row:
+        return f"| {row['policy']} | {start} | cannot run: {row['error']}" + " |" * 10
+    totals, latency = row["totals"], row["latency"]
+    if row["policy"] == "oracle-static":
+        ratio = row["settings"]["pool_ratio"]
+        start = f"{max((ratio[name], name) for name in MAIN if name in ratio)[0]:.0%}"
+    cells = (
+        row["policy"],
+        start,
+        f"{totals['hit_rate']:.2%}",
+        f"{totals['recomputed_tokens'] / 1e6:.2f}",
+        " / ".join(f"{value:.2f}" for value in latency["ttft"]),
+        f"{latency['itl'][0] * 1000:.0f}",
+        f"{latency['goodput']:.2f}",
+        f"{totals['preemptions']}",
+        f"{totals['stranded_share']:.1%}",
+        f"{totals['dead_share']:.1%}",
+        f"{totals['granules_moved']:,}",
+        f"{totals['pause_seconds']:.1f}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _default_trace() -> Path | None:
+    folder = os.environ.get("KVTIDE_TRACES")
+    return None if folder is None else Path(folder) / "mooncake" / "conversation_trace.jsonl"
+
+
 def main() -> None:
     """Run what is missing, two at a time."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--configs", type=Path, required=True)
-    parser.add_argument("--trace", type=Path, required=True)
+    parser.add_argument("--configs", type=Path, default=os.environ.get("KVTIDE_CONFIGS"))
+    parser.add_argument("--trace", type=Path, default=_default_trace())
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=HERE / "result.json")
     args = parser.parse_args()
     done = json.loads(args.out.read_text()) if args.out.exists() else []
+    if args.table:
+        print(table(done))
+        return
+    if args.configs is None or args.trace is None:
+        print("left out: set KVTIDE_TRACES and KVTIDE_CONFIGS to folders (see the README here)")
+        return
     had = {(r["model"], r["policy"], r["share"], r["requests"]) for r in done}
     todo = [
         (*job, args.configs, args.trace, args.requests)

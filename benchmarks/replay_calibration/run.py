@@ -257,7 +257,8 @@ def main() -> None:
     given = parser.parse_args()
     root = given.traces
     if root is None:
-        raise SystemExit("set KVTIDE_TRACES to the folder of traces, or pass --traces")
+        print("left out: set KVTIDE_TRACES to the folder of traces, or pass --traces")
+        return
     folder = Path(root) / "llmservingsim" / "vllm_measured"
     if given.steps:
         print(table(by_step(folder)))
