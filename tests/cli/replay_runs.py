@@ -87,7 +87,7 @@ def run(policy: str, *, hits: float = 0.3, slow: float = 1.0, **totals: Any) -> 
         "hit_tokens": int(hits * 1_000_000),
         "recomputed_tokens": 0,
         "computed_flops": 1e15,
-        "recomputed_flops": 0.0,
+        "recomputed_flops": 2e10 * totals.get("recomputed_tokens", 0),
         "seconds": 600.0,
         "steps": 9000,
         "preemptions": 0,

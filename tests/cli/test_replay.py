@@ -76,6 +76,7 @@ def test_every_option_reaches_the_lab(config: str) -> None:
         *("--pool-ratio", "full=0.4,window_64=0.6", "--rate", "2.0", "--requests", "9"),
         *("--chunk-tokens", "256", "--max-running", "7", "--max-tokens", "90000"),
         *("--slo-ttft", "2.5", "--slo-itl", "0.05", "--kv-dtype", "float32", "--json"),
+        *("--weight-dtype", "float8_e4m3fn"),
     )
     result = replay(config, *options)
     assert result.exit_code == 0, result.stderr
@@ -95,6 +96,7 @@ def test_every_option_reaches_the_lab(config: str) -> None:
         "ttft": 2.5,
         "itl": 0.05,
         "kv_dtype": "float32",
+        "weight_dtype": "float8_e4m3fn",
         "seed": 3,
     }
     assert {name: data["recipe"][name] for name in wanted} == wanted

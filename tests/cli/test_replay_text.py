@@ -20,6 +20,7 @@ hardware h100, chunk tokens 8,192
                           static    elastic    infinite
   hit rate                31.2 %     36.0 % *    36.6 %
   recomputed tokens       12,345          0 *         0
+  recomputed TFLOP        246.90       0.00 *      0.00
   TTFT p50               8.000 s    4.000 s *   2.000 s
   TTFT p99              14.000 s    7.000 s *   3.500 s
   ITL p50               100.0 ms    50.0 ms *   25.0 ms
@@ -46,6 +47,7 @@ hardware h100, chunk tokens 8,192
                         static
   hit rate              30.0 %
   recomputed tokens        700
+  recomputed TFLOP        0.00
   TTFT p50                   -
   TTFT p99                   -
   ITL p50                    -

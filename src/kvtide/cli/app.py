@@ -114,6 +114,7 @@ def replay(  # noqa: PLR0913 (a command line; what it means is in sim.Recipe)
     hardware: said.Hardware = None,
     params: said.Params = None,
     active_params: said.ActiveParams = None,
+    weight_dtype: said.WeightDtype = None,
     tp: said.Tensor = None,
     kv_dtype: said.KvDtype = None,
     block_tokens: said.BlockTokens = None,

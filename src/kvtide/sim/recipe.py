@@ -31,9 +31,9 @@ class Recipe:
     them; several are overlaid. `rate` times as fast as recorded; `requests`: only the first so
     many. `pool_ratio` by pool or in their order. `tensor` ranks share every layer, and sizes are
     those of one rank. `max_tokens` of the longest sequence (None: of the longest request). `ttft`
-    and `itl` are the limits of goodput in seconds. `seed` is that of
-    `synthetic` traces whose spec has none. `params` and `active_params` are the model's published
-    totals (None: counted from the fields of its configuration).
+    and `itl` are the limits of goodput in seconds. `seed` is that of `synthetic` traces whose spec
+    has none. `params` and `active_params` are the model's published totals (None: counted from the
+    fields of its configuration), `weight_dtype` is that of its linear layers (None: as there).
     """
 
     config: str
@@ -44,6 +44,7 @@ class Recipe:
     hardware: str = "h100"
     params: float | None = None
     active_params: float | None = None
+    weight_dtype: str | None = None
     tensor: int = 1
     kv_dtype: str | None = None
     block_tokens: int = 16
@@ -90,6 +91,7 @@ def prepare(recipe: Recipe) -> Bench:
         layout,
         params=recipe.params,
         active_params=recipe.active_params,
+        weight_dtype=recipe.weight_dtype,
         ranks=recipe.tensor,
     )
     trace = traffic(recipe)

@@ -28,6 +28,7 @@ class Asked:
     hardware: str | None = None
     params: str | None = None
     active_params: str | None = None
+    weight_dtype: str | None = None
     tp: str | None = None
     kv_dtype: str | None = None
     block_tokens: str | None = None
@@ -115,6 +116,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "hardware": ("hardware", _text),
     "params": ("params", _billions),
     "active-params": ("active_params", _billions),
+    "weight-dtype": ("weight_dtype", _text),
     "tp": ("tensor", parse_whole),
     "kv-dtype": ("kv_dtype", _text),
     "block-tokens": ("block_tokens", parse_whole),

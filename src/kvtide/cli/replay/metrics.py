@@ -174,6 +174,12 @@ _COMMON = (
         show=show,
         better=-1,
     ),
+    Metric(
+        name="recomputed TFLOP",
+        value=lambda run: run.totals.recomputed_flops / 1e12,
+        show=rate,
+        better=-1,
+    ),
     Metric(name="TTFT p50", value=lambda run: run.latency.ttft[_P50], show=seconds, better=-1),
     Metric(name="TTFT p99", value=lambda run: run.latency.ttft[_P99], show=seconds, better=-1),
     Metric(name="ITL p50", value=lambda run: run.latency.itl[_P50], show=milliseconds, better=-1),

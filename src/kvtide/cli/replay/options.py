@@ -42,6 +42,9 @@ Params = Annotated[
     str | None, _option("Parameters of the model, if its config.json lacks fields.", "21B")
 ]
 ActiveParams = Annotated[str | None, _option("Those that compute a token.", "3.6B")]
+WeightDtype = Annotated[
+    str | None, _option("Of linear layers. (Default: as config.json says.)", "DTYPE")
+]
 Tensor = Annotated[str | None, _option("Tensor parallel ranks. (Default: 1.)")]
 KvDtype = Annotated[str | None, _option("Of keys, values, latents.", "DTYPE")]
 BlockTokens = Annotated[str | None, _option("Tokens of a block. (Default: 16.)")]
