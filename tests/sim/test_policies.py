@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -106,6 +106,15 @@ def test_padded_pages_are_equal(specs: tuple) -> None:
         if isinstance(group.lifetime, State):
             assert group.bytes_per_state is not None
             assert group.bytes_per_state >= 3 * 1024
+
+
+def test_padded_states_are_kept_where_the_longer_blocks_end() -> None:
+    # a state of 3,072 bytes, 256 a token of attention: blocks of 12 tokens, states every 8
+    thin = FullSpec(kv_heads=1, head_dim=32, dtype="float32")
+    wide = replace(STATE, buffers=(replace(STATE.buffers[0], shape=(768,)),))
+    padded = padded_layout(layout(thin, wide))
+    assert {group.block_tokens for group in padded.groups} == {12}
+    assert [g.lifetime for g in padded.groups if g.is_state] == [State(12)]
 
 
 def test_full_attention_alone_needs_no_padding() -> None:

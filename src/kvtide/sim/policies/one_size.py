@@ -13,14 +13,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvtide.errors import ConfigError
-from kvtide.layout import Buffer, LayerGroup, Layout
+from kvtide.layout import Buffer, LayerGroup, Layout, State
 from kvtide.planner.padded import common_multiple, equal_pages
 from kvtide.rebalance import Move
+from kvtide.types import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kvtide.facts import PoolFacts, Snapshot
+    from kvtide.layout.lifetime import Lifetime
     from kvtide.rebalance import Plan
     from kvtide.sim.policies.base import Ground
 
@@ -53,7 +55,8 @@ def _cut(group: LayerGroup, size: int, block: int, page_bytes: int) -> Iterator[
     for start in range(0, len(group.layers), size):
         layers = group.layers[start : start + size]
         name = group.name if start == 0 else f"{group.name}_part{start // size + 1}"
-        bare = replace(group, name=name, layers=layers, block_tokens=block)
+        lifetime = _lifetime(group, block)
+        bare = replace(group, name=name, layers=layers, block_tokens=block, lifetime=lifetime)
         missing = page_bytes - bare.page_bytes
         if missing < 0:
             raise ConfigError(
@@ -67,6 +70,14 @@ def _cut(group: LayerGroup, size: int, block: int, page_bytes: int) -> Iterator[
         per_entry = missing // (len(layers) * bare.entries)
         padding = Buffer("padding", (max(1, per_entry),), "uint8")
         yield replace(bare, buffers=(*bare.buffers, padding))
+
+
+def _lifetime(group: LayerGroup, block: int) -> Lifetime:
+    """As it was; states are kept where the longer blocks end."""
+    lifetime = group.lifetime
+    if isinstance(lifetime, State):
+        return State(ceil_div(lifetime.interval_tokens, block) * block)
+    return lifetime
 
 
 def page_granule(layout: Layout, granule_bytes: int) -> int:
