@@ -1,7 +1,7 @@
 """How much does a wrong split cost, and how much of it does each policy win back?
 
     KVTIDE_TRACES=DIR KVTIDE_CONFIGS=DIR python benchmarks/replay/run.py [--only NAME ...]
-    python benchmarks/replay/run.py --table      # what result.json says, as markdown
+    python benchmarks/replay/run.py --table      # what result.json says, as markdown; or --summary
 
 `KVTIDE_CONFIGS` has the models' config.json files as <name>.json or <owner>--<name>.json, at any
 depth; `KVTIDE_TRACES` has mooncake/conversation_trace.jsonl (docs/traces.md says where it is from).
@@ -28,7 +28,7 @@ from kvtide.sim.lab import Setup, oracle_static, replay
 from kvtide.sim.traces.blocks import mooncake
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from kvtide.sim.traces import TraceRequest
 
@@ -159,6 +159,27 @@ HEADER = (
 )
 
 
+def summary(done: list[dict[str, Any]]) -> str:
+    """Two tables over all models: prompt tokens hit, and seconds to the first token (p99)."""
+    parts = [
+        _summary(done, "hit tokens", lambda row: f"{row['totals']['hit_rate']:.1%}"),
+        _summary(done, "TTFT p99, s", lambda row: f"{row['latency']['ttft'][2]:.1f}"),
+    ]
+    return "\n\n".join(parts)
+
+
+def _summary(done: list[dict[str, Any]], what: str, show: Callable[[dict[str, Any]], str]) -> str:
+    columns = ("static", "elastic", "padded", "lcm", "oracle-static", "infinite")
+    lines = [f"| {what} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for model in CASES:
+        cells: list[str] = []
+        for policy in columns:
+            rows = [row for row in done if (row["model"], row["policy"]) == (model, policy)]
+            cells.append(" / ".join("-" if "error" in row else show(row) for row in rows))
+        lines.append(f"| {model} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _about(case: Case) -> str:
     cards = "an H100" if case.ranks == 1 else f"{case.ranks} H100s"
     rate = "" if case.rate == 1 else f", the trace at {case.rate:g} times its rate"
@@ -200,15 +221,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--configs", type=Path, default=os.environ.get("KVTIDE_CONFIGS"))
     parser.add_argument("--trace", type=Path, default=_default_trace())
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--table", action="store_true", help="print every run, per model")
+    parser.add_argument("--summary", action="store_true", help="print two tables over all models")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=HERE / "result.json")
     args = parser.parse_args()
     done = json.loads(args.out.read_text()) if args.out.exists() else []
-    if args.table:
-        print(table(done))
+    if args.table or args.summary:
+        print(table(done) if args.table else summary(done))
         return
     if args.configs is None or args.trace is None:
         print("left out: set KVTIDE_TRACES and KVTIDE_CONFIGS to folders (see the README here)")
