@@ -132,6 +132,11 @@ def _names(path: Path, config: str) -> bool:
     return path.stem.rpartition("--")[2].partition("__")[0] == config
 
 
+def read(path: Path) -> list[dict[str, Any]]:
+    """The runs there are."""
+    return json.loads(path.read_text()) if path.exists() else []
+
+
 def table(done: list[dict[str, Any]]) -> str:
     """A table per model: every policy from every start."""
     lines: list[str] = []
@@ -228,7 +233,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, default=HERE / "result.json")
     args = parser.parse_args()
-    done = json.loads(args.out.read_text()) if args.out.exists() else []
+    done = read(args.out)
     if args.table or args.summary:
         print(table(done) if args.table else summary(done))
         return
