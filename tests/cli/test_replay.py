@@ -76,7 +76,7 @@ def test_every_option_reaches_the_lab(config: str) -> None:
         *("--pool-ratio", "full=0.4,window_64=0.6", "--rate", "2.0", "--requests", "9"),
         *("--chunk-tokens", "256", "--max-running", "7", "--max-tokens", "90000"),
         *("--slo-ttft", "2.5", "--slo-itl", "0.05", "--kv-dtype", "float32", "--json"),
-        *("--weight-dtype", "float8_e4m3fn"),
+        *("--weight-dtype", "float8_e4m3fn", "--state-interval", "512"),
     )
     result = replay(config, *options)
     assert result.exit_code == 0, result.stderr
@@ -97,6 +97,7 @@ def test_every_option_reaches_the_lab(config: str) -> None:
         "itl": 0.05,
         "kv_dtype": "float32",
         "weight_dtype": "float8_e4m3fn",
+        "state_interval": 512,
         "seed": 3,
     }
     assert {name: data["recipe"][name] for name in wanted} == wanted

@@ -118,6 +118,7 @@ def replay(  # noqa: PLR0913 (a command line; what it means is in sim.Recipe)
     tp: said.Tensor = None,
     kv_dtype: said.KvDtype = None,
     block_tokens: said.BlockTokens = None,
+    state_interval: said.StateInterval = None,
     granule: said.Granule = None,
     pool_ratio: said.PoolRatio = None,
     rate: said.Rate = None,

@@ -30,10 +30,11 @@ class Recipe:
     `config` is the path of a config.json or its folder, `traces` are specs as `open_trace` takes
     them; several are overlaid. `rate` times as fast as recorded; `requests`: only the first so
     many. `pool_ratio` by pool or in their order. `tensor` ranks share every layer, and sizes are
-    those of one rank. `max_tokens` of the longest sequence (None: of the longest request). `ttft`
-    and `itl` are the limits of goodput in seconds. `seed` is that of `synthetic` traces whose spec
-    has none. `params` and `active_params` are the model's published totals (None: counted from the
-    fields of its configuration), `weight_dtype` is that of its linear layers (None: as there).
+    those of one rank. A state is kept every `state_interval` tokens (None: about 256). `max_tokens`
+    of the longest sequence (None: of the longest request). `ttft` and `itl` are the limits of
+    goodput in seconds. `seed` is that of `synthetic` traces whose spec has none. `params` and
+    `active_params` are the model's published totals (None: counted from the fields of its
+    configuration), `weight_dtype` is that of its linear layers (None: as there).
     """
 
     config: str
@@ -48,6 +49,7 @@ class Recipe:
     tensor: int = 1
     kv_dtype: str | None = None
     block_tokens: int = 16
+    state_interval: int | None = None
     granule_bytes: int = GRANULE_BYTES
     rate: float = 1.0
     requests: int | None = None
@@ -84,6 +86,7 @@ def prepare(recipe: Recipe) -> Bench:
         recipe.config,
         block_tokens=recipe.block_tokens,
         kv_dtype=recipe.kv_dtype,
+        state_interval=recipe.state_interval,
         parallel=Parallel(tensor=recipe.tensor),
     )
     model = ModelCost.from_config(

@@ -32,6 +32,7 @@ class Asked:
     tp: str | None = None
     kv_dtype: str | None = None
     block_tokens: str | None = None
+    state_interval: str | None = None
     granule: str | None = None
     pool_ratio: str | None = None
     rate: str | None = None
@@ -120,6 +121,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "tp": ("tensor", parse_whole),
     "kv-dtype": ("kv_dtype", _text),
     "block-tokens": ("block_tokens", parse_whole),
+    "state-interval": ("state_interval", parse_whole),
     "granule": ("granule_bytes", parse_bytes),
     "pool-ratio": ("pool_ratio", _ratio),
     "rate": ("rate", parse_positive),
