@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvtide.errors import ConfigError
 from kvtide.layout import Layout, Parallel
 from kvtide.sim.costs import Clock, ModelCost, hardware
 from kvtide.sim.lab import Setup, oracle_static, replay
@@ -120,7 +121,7 @@ def run(job: tuple[str, str, float | None, Path, Path, int]) -> dict[str, Any]:
         found = oracle_static(trace, lab, rounds=2) if name is None else replay(trace, lab, name)
         result = found.to_json()
         del result["timeline"]
-    except Exception as error:  # noqa: BLE001 (a run that cannot be is a result: say why)
+    except ConfigError as error:  # a run that cannot be is a result: say why
         result = {"error": f"{type(error).__name__}: {error}"}
     seconds = time.perf_counter() - started
     key = {"model": model, "policy": policy, "share": share, "requests": count}
