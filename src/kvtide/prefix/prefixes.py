@@ -61,6 +61,7 @@ class Prefixes:
     ) -> None:
         self.tree = tree
         self.clock = 0
+        self.num_admitted = 0
         self._books = books
         self._rules = rules
         # What a drafter wrote for a token depends on the tokens that follow it.
@@ -131,7 +132,8 @@ class Prefixes:
         return pages_of(node, group)[block : block + 1]
 
     def touch(self, match: Match) -> None:
-        """The match is used now: refresh the runs that serve it."""
+        """A sequence is admitted with the match: refresh the runs that serve it."""
+        self.num_admitted += 1
         self.clock += 1
         for node in match.walk.nodes[-2:]:
             node.used = self.clock

@@ -28,7 +28,7 @@ Relabel = Callable[[int, PageArray], None]
 """(group, remap): page ids of a group changed, `remap[old]` is the new one; fix every table."""
 
 _FORGET = 0.99
-"""Per match or publication: how fast a pool's peak demand fades."""
+"""Per admission: how fast a pool's peak of live demand fades; half of it after 70."""
 
 _STEP = 128
 """A trade is at least this fraction (1/n) of the smaller pool, so that trades stay few."""
@@ -136,15 +136,17 @@ class Ground:
         return {g for g, step in enumerate(self._pressed_at) if now - step <= _RECENT}
 
     def _note(self, wanted: Sequence[int]) -> None:
-        """Remember each pool's recent peak demand: ground it will ask back at once is not to
-        spare.
+        """Remember what each pool's live sequences held and asked for at their recent peak: ground
+        they will ask back is not to spare.
         """
-        clock = self._prefixes.clock
+        clock = self._prefixes.num_admitted
         for g, pages in enumerate(wanted):
             if pages:
+                books = self._pools[g].books
                 peak, then = self._recent_need[g]
                 peak *= _FORGET ** (clock - then)
-                self._recent_need[g] = (max(peak, pages), clock)
+                live = pages + books.num_leased + books.num_in_flight
+                self._recent_need[g] = (max(peak, live), clock)
 
     def spare(self, groups: Sequence[int]) -> bool:
         """Make one page free in each of these pools at the cost of nothing live: free budget, else
@@ -191,9 +193,12 @@ class Ground:
 
     def _peaks(self, wanted: Sequence[int]) -> list[int]:
         """What each pool needed at its recent peak: it would ask that ground back at once."""
-        clock = self._prefixes.clock
+        clock = self._prefixes.num_admitted
         faded = [int(peak * _FORGET ** (clock - then)) for peak, then in self._recent_need]
-        return [max(now, peak) for now, peak in zip(wanted, faded, strict=True)]
+        return [
+            max(now, peak - pool.books.num_leased - pool.books.num_in_flight)
+            for now, peak, pool in zip(wanted, faded, self._pools, strict=True)
+        ]
 
     def _donors(self, group: int) -> list[int]:
         """Pools above their floors: those with the most idle free pages come first."""
@@ -208,29 +213,30 @@ class Ground:
         """Make room in a pool until it can give up to `granules` for less than they are worth to
         `receiver`; how many it can. It keeps `keep` pages free and `peak` pages free or cached.
 
-        Free pages cost nothing, nor do those that no match can use; then the coldest go, one by
-        one, for as long as dropping them costs less than the receiver's own coldest would.
+        Free pages cost nothing, nor do those that no match can use, but for `peak` of them, which
+        live sequences will ask back; then the coldest go, one by one, for as long as dropping them
+        costs less than the receiver's own coldest would.
         """
         pool, books = self._pools[donor], self._pools[donor].books
         pages = min(_pages_lost(pool, granules), pool.num_available - max(keep, peak))
         if pages < _pages_lost(pool, 1):
             return 0
         eviction, clock = self._prefixes.eviction, self._prefixes.clock
-        own, own_bytes = eviction.offer(receiver, clock), self._pools[receiver].page_bytes
         before, patience = eviction.num_evicted[donor], PATIENCE
+        own, own_bytes = eviction.offer(receiver, clock), self._pools[receiver].page_bytes
+        eviction.evict_worthless(donor, pages + max(keep, peak) - books.num_free)
+        books.drain()
+        keep = max(keep, min(peak, books.num_free))
         while (lacking := pages + keep - books.num_free) > 0:
-            freed = eviction.evict_worthless(donor, lacking)
-            if not freed:
-                offer = eviction.offer(donor, clock)
-                if offer is None:
-                    break
-                if not should_give(offer, pool.page_bytes, own, own_bytes, patience):
-                    break
-                freed = eviction.evict(donor, min(lacking, offer.pages))
-                patience = 1.0  # what was begun is carried through
-            books.drain()
-            if not freed:
+            offer = eviction.offer(donor, clock)
+            if offer is None:
                 break
+            if not should_give(offer, pool.page_bytes, own, own_bytes, patience):
+                break
+            if not eviction.evict(donor, min(lacking, offer.pages)):
+                break
+            books.drain()
+            patience = 1.0  # what was begun is carried through
         self.num_yielded[donor] += eviction.num_evicted[donor] - before
         room = books.num_free - keep - _pages_lost(pool, 0)
         return max(0, min(granules, room * pool.page_bytes // pool.space.granule_bytes))
