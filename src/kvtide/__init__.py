@@ -2,6 +2,7 @@
 serving.
 """
 
+from kvtide.capacity import Holder, Progress
 from kvtide.config import Options
 from kvtide.errors import (
     CapacityError,
@@ -25,6 +26,7 @@ __all__ = [
     "CapacityError",
     "ConfigError",
     "DeviceError",
+    "Holder",
     "InvariantError",
     "KVManager",
     "KvError",
@@ -36,6 +38,7 @@ __all__ = [
     "Options",
     "Origin",
     "Parallel",
+    "Progress",
     "Scope",
     "Sequence",
     "Speculative",
