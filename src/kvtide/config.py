@@ -39,11 +39,13 @@ class Options:
     ceiling_pages: Mapping[str, int] = field(default_factory=dict[str, int])
     """Most pages a pool may have, by name; at least what one longest sequence needs."""
     move_bytes_per_step: int = 8 << 20
-    """Memory that may change pools, or be copied for it, at one step boundary: cached value and
-    plans wait for the next step, live demand does not. At least one granule moves.
+    """Memory that may be mapped, or copied to make room, at one step boundary, beyond what the step
+    itself lacks: ground taken ahead of need, plans, budgets. At least one granule may.
     """
     move_bytes_per_1000_steps: int | None = None
-    """The same over a thousand steps; None: no such limit."""
+    """The same over a thousand steps, for all but live demand that has nothing cached left to drop.
+    None: no such limit.
+    """
     partial_reuse: bool | None = None
     """Reuse part of a block by copying its page. None: where the layout allows it (no state group).
     """

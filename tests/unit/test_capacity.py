@@ -283,3 +283,17 @@ def test_misuse_names_numbers() -> None:
         rig(move_bytes_per_step=-1)
     with pytest.raises(ConfigError, match="mode is 'magic'"):
         rig(mode="magic", pool_ratio={"full": 0.5, "window_8": 0.5})
+
+
+def test_over_a_thousand_steps_only_live_demand_moves_beyond_the_limit() -> None:
+    def moved(limit: int | None) -> dict[str, int]:
+        r = Rig(
+            full(), state(interval=4), pages=[12, 6], max_tokens=16, mode="elastic",
+            pool_ratio={"full": 0.7, "state": 0.3}, move_bytes_per_1000_steps=limit,
+        )  # fmt: skip
+        squeeze(r)
+        return dict(r.kv.snapshot().granules_moved_by)
+
+    assert moved(None)["price"] == 2
+    assert moved(GRANULE)["price"] == 1
+    assert moved(0)["price"] == 0

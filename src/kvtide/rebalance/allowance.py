@@ -8,7 +8,8 @@ _THOUSAND = 1000
 class Allowance:
     """Granules that may be mapped, or copied for, per step and per thousand steps.
 
-    It limits what can wait: cached value and what was asked for. Live demand only uses it up.
+    Per step it limits what can wait: ground taken ahead of need, plans and budgets. What a step
+    itself lacks only uses it up. Over a thousand steps it limits all but live demand.
     """
 
     __slots__ = ("_per_step", "_per_thousand", "_since", "_spent", "_spent_since", "_step")
@@ -28,6 +29,11 @@ class Allowance:
         if self._per_thousand is not None:
             left = min(left, self._per_thousand - self._spent_since)
         return max(0, left)
+
+    def exhausted(self, step: int) -> bool:
+        """Whether the limit over a thousand steps is reached."""
+        self._turn(step)
+        return self._per_thousand is not None and self._spent_since >= self._per_thousand
 
     def spend(self, step: int, granules: int) -> None:
         """So many more were moved, or as many bytes copied, at this step."""

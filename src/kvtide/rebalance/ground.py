@@ -169,15 +169,13 @@ class Ground:
 
     def _take(self, group: int, missing: int, wanted: Sequence[int]) -> bool:
         """Take ground from the first pool that gives some below the price of the short pool's own
-        coldest pages. False if nobody does, or if enough has moved for this step.
+        coldest pages. False if nobody does.
         """
-        left = self._mover.left()
-        if left <= 0:
+        if self._mover.exhausted:
             return False
         keeps = self._peaks(wanted)
-        page = len(self._pools[group].growth_for(1))
         for donor in self._donors(group):
-            share = min(self._share(donor, group, missing), max(left, page))
+            share = self._share(donor, group, missing)
             if self._observes:
                 self._observe(donor, group, share, keeps[donor])
                 continue
@@ -247,11 +245,12 @@ class Ground:
         return [d for _, d in sorted(donors)]
 
     def _share(self, donor: int, receiver: int, missing: int) -> int:
-        """Granules of a trade: what is missing, or a small part of the smaller pool."""
+        """Granules of a trade: what is missing, or a small part of the smaller pool if this step's
+        allowance has room for it.
+        """
         pool, giver = self._pools[receiver], self._pools[donor]
-        return max(
-            1, min(giver.num_mapped, pool.num_mapped) // _STEP, len(pool.growth_for(missing))
-        )
+        part = min(giver.num_mapped, pool.num_mapped) // _STEP
+        return max(1, min(part, self._mover.left()), len(pool.growth_for(missing)))
 
     def _afford(self, donor: int, receiver: int, granules: int, keep: int, peak: int) -> int:
         """Make room in a pool until it can give up to `granules` for less than they are worth to

@@ -58,8 +58,13 @@ class Mover:
         return max(self.floors[group], self.pools[group].space.granules_for(1))
 
     def left(self) -> int:
-        """Granules that may still move at this step for anything but live demand."""
+        """Granules that may still move at this step beyond what the step itself lacks."""
         return self._allowance.left(self.fences.issued)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing but live demand may move ground for now."""
+        return self._allowance.exhausted(self.fences.issued)
 
     # -- growing -------------------------------------------------------------------------------
 
