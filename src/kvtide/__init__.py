@@ -9,8 +9,10 @@ from kvtide.errors import (
     DeviceError,
     InvariantError,
     KvError,
+    StaleGraphError,
     UsageError,
 )
+from kvtide.guard import GraphGuard
 from kvtide.layout import Layout, Parallel, Speculative
 from kvtide.manager import KVManager, Step
 from kvtide.media import Media
@@ -25,6 +27,7 @@ __all__ = [
     "CapacityError",
     "ConfigError",
     "DeviceError",
+    "GraphGuard",
     "InvariantError",
     "KVManager",
     "KvError",
@@ -39,6 +42,7 @@ __all__ = [
     "Scope",
     "Sequence",
     "Speculative",
+    "StaleGraphError",
     "Step",
     "UsageError",
 ]
