@@ -82,10 +82,12 @@ class Captured:
 
     def move_live_pages(self) -> None:
         """Move granules from full to state, and more, until live pages had to make way."""
-        before = self.kv.moved[1]
-        while self.kv.moved[1] == before:
+        (moved, relocated) = self.kv.moved
+        while self.kv.moved[1] == relocated:
             self.move("full", "state", 2)
-            assert self.kv.settle().moved or self.kv.moved[1] > before, "full has no more to give"
+            self.kv.settle()
+            assert self.kv.moved[0] > moved, "full has no more to give"
+            moved = self.kv.moved[0]
 
     def addresses(self) -> list[int]:
         """Where graphs find pools and page tables."""
@@ -105,7 +107,9 @@ class NoGuard:
     def begin_step(self, sequences: list[Sequence], num_new: int, **_: object) -> SimpleNamespace:
         assert self.kv.extend(sequences, num_new)
         starts = np.array([seq.computed for seq in sequences])
-        return SimpleNamespace(step=SimpleNamespace(starts=starts, copies=()), tables=self.tables(sequences))
+        return SimpleNamespace(
+            step=SimpleNamespace(starts=starts, copies=()), tables=self.tables(sequences)
+        )
 
     def tables(self, sequences: list[Sequence]) -> dict[str, Any]:
         rows = np.array([seq.row for seq in sequences])

@@ -257,7 +257,7 @@ class GraphGuard:
         kv = self._kv
         need = {g.name: self._granules_beside(g, num_tokens) for g in kv.layout.groups}
         if kv.options.mode == "elastic":
-            total = kv.memory.num_granules
+            total = kv.snapshot().budget_bytes // kv.memory.granule_bytes
             short = None if sum(need.values()) <= total else max(need, key=lambda n: need[n])
         else:
             short = next((n for n in need if need[n] > kv.pools[n].num_mapped), None)
