@@ -32,6 +32,7 @@ class Captured:
         *,
         num_rows: int = 4,
         padding: int = 0,
+        granules: int = 60,
         guard: Callable[[KVManager], Any] = GraphGuard,
         **options: Any,
     ) -> None:
@@ -40,7 +41,7 @@ class Captured:
         options.setdefault("pool_ratio", {"full": 0.5, "window_8": 0.3, "state": 0.2})
         self.kv = KVManager(
             layout,
-            MemfdMemory(60 * GRANULE, GRANULE),
+            MemfdMemory(granules * GRANULE, GRANULE),
             max_sequences=16,
             max_tokens=64,
             options=Options(**options),

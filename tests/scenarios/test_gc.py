@@ -1,5 +1,5 @@
-"""Padding and captured addresses: the sink page takes what nobody wants, and it never moves; padding
-of an engine's own stays; what a step was given is its own.
+"""Padding and captured addresses: the sink page takes what nobody wants, and it never moves. An
+engine's own padding stays, and what a step was given is its own.
 """
 
 from __future__ import annotations
@@ -159,6 +159,7 @@ def test_gc_5_a_graph_captured_once_outlives_reset_and_rebalance() -> None:
         rig.decode(seqs, 2)
     rig.kv.suspend(seqs)
     assert rig.kv.resume(seqs)
+    rig.decode(seqs, 2)
     rig.kv.close(seqs)
     rig.decode(rig.start(3), 6)
     assert padding.row == row

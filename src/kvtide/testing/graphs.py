@@ -8,7 +8,7 @@ without a word to it shows as wrong bytes or as a fault. `TwinDevice` runs late,
 from __future__ import annotations
 
 import ctypes
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -235,7 +235,7 @@ class TwinEngine:
         self.graph = TwinGraph(kv, num_rows)
         self.num_checked = 0
         self._numbers: dict[Sequence, int] = {}
-        self._written: dict[Sequence, list[int]] = {}
+        self._words: defaultdict[Sequence, list[int]] = defaultdict(list)
 
     def step(self, sequences: Seq[Sequence]) -> None:
         """Queue the next token of each sequence and commit it; `device.run` computes it."""
@@ -268,9 +268,10 @@ class TwinEngine:
         values = np.full(self.graph.num_rows, -1, np.int64)
         positions[: len(sequences)] = replay.step.starts
         for i, seq in enumerate(sequences):
-            self._numbers.setdefault(seq, len(self._numbers))
-            values[i] = label(self._numbers[seq], int(positions[i])) >> 24
-            self._written.setdefault(seq, []).append(int(values[i]))
+            number, words = self._numbers.setdefault(seq, len(self._numbers)), self._words[seq]
+            del words[int(positions[i]) :]  # computed again after a suspension
+            words.append(label(number, int(positions[i])) >> 24)
+            values[i] = words[-1]
         self.device.copy(self.graph.positions, positions)
         self.device.copy(self.graph.values, values)
         self.device.enqueue(lambda: (positions, values))  # keeps the sources alive until here
@@ -279,7 +280,7 @@ class TwinEngine:
 
     def _check(self, sequences: Seq[Sequence]) -> None:
         """Queue the comparison of every pool's sums with what the sequences wrote."""
-        words = [list(self._written[seq]) for seq in sequences]
+        words = [list(self._words[seq]) for seq in sequences]
 
         def check() -> None:
             for group in self.kv.layout.groups:
