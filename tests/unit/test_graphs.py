@@ -46,7 +46,7 @@ def test_a_move_asked_for_during_a_replay_waits() -> None:
     rig = Captured()
     seqs = rig.scatter()
     rig.twin.step(seqs)
-    rig.twin.device.run(9)  # inputs and tables have been copied, some kernels have run
+    rig.twin.device.run(8)  # inputs and tables have been copied, some kernels have run
     assert rig.guard.num_in_flight == 1
     before = [table.rows[[s.row for s in seqs]].tolist() for table in rig.kv.tables.values()]
     assert rig.move("full", "state", 22).pending
@@ -62,7 +62,7 @@ def test_a_move_asked_for_during_a_replay_waits() -> None:
     rig.decode(seqs, 3)
 
 
-@pytest.mark.parametrize("num_run", [6, 9])
+@pytest.mark.parametrize("num_run", [5, 8])
 def test_without_the_guard_the_same_move_pulls_the_pages_from_under_the_replay(
     num_run: int,
 ) -> None:

@@ -151,10 +151,14 @@ class TwinDevice:
         self._queue.append(work)
 
     def copy(self, dst: npt.NDArray[Any], src: npt.NDArray[Any]) -> None:
-        """Queue a copy that reads `src` when it runs, as an asynchronous copy from a host does."""
+        """Queue a copy that reads `src` when it runs, as an asynchronous copy from a host does.
+
+        ValueError unless both are contiguous and of equal size.
+        """
         if dst.nbytes != src.nbytes or not (dst.flags.c_contiguous and src.flags.c_contiguous):
             raise ValueError(f"cannot copy {src.nbytes} bytes to {dst.nbytes} contiguous ones")
-        self.enqueue(Copy(dst.ctypes.data, src.ctypes.data, dst.nbytes))
+        copy = Copy(dst.ctypes.data, src.ctypes.data, dst.nbytes)
+        self.enqueue(lambda _arrays=(dst, src): copy())  # which live until then
 
     def fence(self) -> ManualFence:
         """A fence that passes when all that is queued now has run."""
@@ -274,7 +278,6 @@ class TwinEngine:
             values[i] = words[-1]
         self.device.copy(self.graph.positions, positions)
         self.device.copy(self.graph.values, values)
-        self.device.enqueue(lambda: (positions, values))  # keeps the sources alive until here
         for name, table in replay.tables.items():
             self.device.copy(self.graph.tables[name], table)
 
