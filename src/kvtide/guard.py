@@ -80,7 +80,7 @@ class Replay:
     `rows` are the page-table rows of the batch, int64, then the padding's (-1: the sink page's).
     `tables` are the rows' page ids by pool, int32 [rows, blocks]: a copy that is this step's alone
     until its fence has passed, so a device may read it late. Every entry is the id of a page that
-    exists; where a row has none it is the sink page, 0.
+    exists; where a row has none it is the sink page, 0. Empty for a step without a graph.
     """
 
     step: Step
@@ -185,10 +185,11 @@ class GraphGuard:
             )
         with ExitStack() as stack:
             step = stack.enter_context(self._kv.step(sequences, num_new))
-            rows, length = self._rows(step, graph)
-            if graph is not None:  # after the moves that ran on entry
-                self._require_valid(graph)
-            replay = Replay(step=step, rows=rows, tables=self._stage(step, rows, length))
+            replay = Replay(step=step, rows=step.batch.rows, tables={})
+            if graph is not None:
+                self._require_valid(graph)  # after the moves that ran on entry
+                replay.rows, length = self._rows(step, graph)
+                replay.tables = self._stage(step, replay.rows, length)
             self._open = replay, stack.pop_all()
         return replay
 
@@ -282,12 +283,10 @@ class GraphGuard:
     # -- page tables of one step ---------------------------------------------------------------
 
     @staticmethod
-    def _rows(step: Step, graph: Graph | None) -> tuple[IntArray, int]:
+    def _rows(step: Step, graph: Graph) -> tuple[IntArray, int]:
         """Rows of the batch and of what fills it up, and the tokens the longest of them has."""
         rows = step.batch.rows
         length = int((step.starts + step.num_new).max(initial=0))
-        if graph is None:
-            return rows, length
         empty = graph.num_rows - len(rows)
         if empty < 0:
             raise UsageError(

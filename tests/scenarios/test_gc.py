@@ -171,11 +171,12 @@ def seen_by_the_device(*, staged: bool) -> list[list[int]]:
     """What two steps see of row 0, if both are planned before the device runs the first one."""
     rig = Rig(full(), pages=[8], max_tokens=16)
     guard, device = GraphGuard(rig.kv), TwinDevice()
+    graph = guard.capture(1)
     table, seen = np.zeros((1, 4), np.int32), []
     for first in (0, 100):
         seq = rig.start(range(first, first + 8))
         assert seq.row == 0
-        replay = guard.begin_step([seq], 0)
+        replay = guard.begin_step([seq], 0, graph=graph)
         device.copy(table, replay.tables["full"] if staged else rig.kv.tables["full"].rows[:1])
         device.enqueue(lambda: seen.append(table[0].tolist()))
         guard.end_step(device.fence())

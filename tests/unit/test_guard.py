@@ -210,19 +210,22 @@ def test_a_batch_of_padding_alone_can_be_replayed(rig: Captured) -> None:
 def test_a_step_names_the_pages_of_its_rows_and_the_sink_elsewhere(rig: Captured) -> None:
     seqs = rig.start(3)
     rig.decode(seqs, 14)  # the window has passed the first block
-    for graph in (rig.twin.handle, rig.guard.capture(4), None):
+    for graph in (rig.twin.handle, rig.guard.capture(4)):
         replay = rig.guard.begin_step(seqs, 1, graph=graph)
         assert replay.rows[:3].tolist() == [s.row for s in seqs]
         for name, table in rig.kv.tables.items():
             staged = replay.tables[name]
-            assert len(staged) == len(replay.rows) == (3 if graph is None else 4)
+            assert len(staged) == len(replay.rows) == 4
             assert (staged[:3] == table.padded(replay.rows[:3])).all()
             assert rig.kv.pools[name].books.exists[staged].all()
-            if graph is not None and graph.padding is None:
+            if graph.padding is None:
                 assert not staged[3].any()
                 assert replay.rows[3] == -1
         rig.guard.end_step()
     assert rig.kv.tables["window_8"].rows[seqs[0].row, 0] < 0
+    eager = rig.guard.begin_step(seqs, 1)
+    assert (eager.rows.tolist(), eager.tables) == ([s.row for s in seqs], {})
+    rig.guard.end_step()
 
 
 def test_tables_forget_the_longer_batch_before(rig: Captured) -> None:
