@@ -311,8 +311,9 @@ class GraphGuard:
         for name, table in self._kv.tables.items():
             out, most = staging.tables[name], table.rows.shape[1]
             width = min(max(1, ceil_div(length, table.block_tokens)), most) if length else 0
-            named = out[: len(filled), :width]
-            np.maximum(table.rows[filled, :width], SINK, out=named)  # ABSENT is below
+            pages = table.rows[filled, :width]
+            pages[pages < 0] = SINK
+            out[: len(filled), :width] = pages
             out[len(filled) :, :width] = SINK
             out[:, width : staging.used[name]] = SINK
             staging.used[name] = width
