@@ -2,6 +2,7 @@
 serving.
 """
 
+from kvtide.capacity import Holder, Progress
 from kvtide.config import Options
 from kvtide.errors import (
     CapacityError,
@@ -28,6 +29,7 @@ __all__ = [
     "ConfigError",
     "DeviceError",
     "GraphGuard",
+    "Holder",
     "InvariantError",
     "KVManager",
     "KvError",
@@ -39,6 +41,7 @@ __all__ = [
     "Options",
     "Origin",
     "Parallel",
+    "Progress",
     "Scope",
     "Sequence",
     "Speculative",

@@ -16,7 +16,7 @@ from kvtide.pool import Fences, Pool
 from kvtide.prefix import MirrorRule, Prefixes, PrefixTree, StateRule, WindowRule
 from kvtide.prefix.herald import Herald
 from kvtide.prefix.index import default_key
-from kvtide.rebalance import Ground
+from kvtide.rebalance import Allowance, Backlog, Ground, Journal, Mover
 from kvtide.sequence import Holdings, Ledger, PageTable
 from kvtide.sequence.groups import FullGroup, StateGroup, WindowGroup
 from kvtide.sequence.rows import Rows
@@ -41,7 +41,12 @@ class Parts:
     pools: Mapping[str, Pool]
     tables: Mapping[str, PageTable]
     prefixes: Prefixes
+    mover: Mover
+    journal: Journal
     ground: Ground
+    backlog: Backlog
+    least: Mapping[str, int]
+    """Granules each pool needs for one longest sequence and its floor."""
     ledger: Ledger
 
 
@@ -57,8 +62,12 @@ def assemble(
     groups = tuple(_plain(group, max_tokens) for group in layout.groups)
     _check_names(groups, options)
     budget, fences = Budget(memory), Fences()
+    if options.budget_bytes is not None:
+        budget.set_quota(options.budget_bytes // memory.granule_bytes)
     rows = Rows(max_sequences, max_tokens, layout.block_tokens)
-    sizes = _start_granules(groups, memory, rows, options)
+    least = _least_granules(groups, memory.granule_bytes, max_tokens, options)
+    _require_fit(least, budget.quota, memory.granule_bytes, max_tokens)
+    sizes = _start_granules(groups, budget.quota, memory.granule_bytes, least, options)
     # Tables first: a buffer may be refused, and nothing has been mapped yet.
     tables = [_table(group, rows, options) for group in groups]
     books: list[GroupBooks] = []
@@ -70,11 +79,11 @@ def assemble(
         books.append(_group_books(index, group, pool, table))
     prefixes = _prefixes(layout, books, options)
     pools = [g.pool for g in books]
-    ground = Ground(pools, prefixes, budget, fences)
-    ground.elastic = options.mode == "elastic"
-    ground.floors = [p.space.granules_for(1 + options.floor_pages.get(p.name, 0)) for p in pools]
+    mover = _mover(pools, prefixes, budget, fences, options)
+    journal = Journal([p.name for p in pools], options.events)
+    ground = Ground(mover, journal, options.mode)
     holdings = Holdings(rows, books, prefixes, ground)
-    ground.relabel = holdings.relabel
+    mover.relabel = holdings.relabel
     ground.yield_optional = holdings.publish_snapshots
     return Parts(
         memory=memory,
@@ -83,7 +92,11 @@ def assemble(
         pools={p.name: p for p in pools},
         tables={g.pool.name: g.table for g in books},
         prefixes=prefixes,
+        mover=mover,
+        journal=journal,
         ground=ground,
+        backlog=Backlog(mover, journal, keeps_split=options.mode != "elastic"),
+        least=least,
         ledger=Ledger(holdings),
     )
 
@@ -100,6 +113,7 @@ def _check_names(groups: tuple[LayerGroup, ...], options: Options) -> None:
     for field, given in (
         ("pool_ratio", set(options.pool_ratio or {})),
         ("floor_pages", set(options.floor_pages)),
+        ("ceiling_pages", set(options.ceiling_pages)),
         ("tables", set(options.tables)),
     ):
         if given - names:
@@ -154,31 +168,65 @@ def _table(group: LayerGroup, rows: Rows, options: Options) -> PageTable:
     return PageTable(len(rows.length), width, rows.block_tokens, options.tables.get(group.name))
 
 
-def _start_granules(
-    groups: tuple[LayerGroup, ...], memory: Memory, rows: Rows, options: Options
+def _mover(
+    pools: list[Pool], prefixes: Prefixes, budget: Budget, fences: Fences, options: Options
+) -> Mover:
+    granule, per_thousand = budget.granule_bytes, options.move_bytes_per_1000_steps
+    allowance = Allowance(
+        max(1, options.move_bytes_per_step // granule),
+        None if per_thousand is None else per_thousand // granule,
+    )
+    mover = Mover(pools, prefixes, budget, fences, allowance)
+    mover.floors = [p.space.granules_for(1 + options.floor_pages.get(p.name, 0)) for p in pools]
+    for g, pool in enumerate(pools):
+        if pool.name in options.ceiling_pages:
+            mover.ceilings[g] = pool.space.granules_for(1 + options.ceiling_pages[pool.name])
+    return mover
+
+
+def _least_granules(
+    groups: tuple[LayerGroup, ...], granule_bytes: int, max_tokens: int, options: Options
 ) -> dict[str, int]:
-    """Granules to map per pool at start. Raises ConfigError if one longest sequence would not
-    fit.
+    """Granules each pool needs for one longest sequence and its floor. ConfigError if its ceiling
+    is lower.
     """
-    size, total = memory.granule_bytes, memory.num_granules
     least: dict[str, int] = {}
     for group in groups:
-        pages = max(least_pages(group, rows.max_tokens), options.floor_pages.get(group.name, 0))
-        least[group.name] = ceil_div((1 + pages) * group.page_bytes, size)
+        pages = least_pages(group, max_tokens)
+        if pages > options.ceiling_pages.get(group.name, pages):
+            raise ConfigError(
+                f"ceiling_pages[{group.name!r}] is {options.ceiling_pages[group.name]}, one "
+                f"sequence of max_tokens = {max_tokens:,} needs {pages}; raise it or lower "
+                "max_tokens"
+            )
+        pages = max(pages, options.floor_pages.get(group.name, 0))
+        least[group.name] = ceil_div((1 + pages) * group.page_bytes, granule_bytes)
+    return least
+
+
+def _require_fit(least: Mapping[str, int], total: int, size: int, max_tokens: int) -> None:
     need = sum(least.values())
     if need > total:
         parts = ", ".join(f"{n} {g * size:,}" for n, g in least.items())
         raise ConfigError(
             f"memory of {total * size:,} bytes cannot hold one sequence of max_tokens = "
-            f"{rows.max_tokens:,} (and the "
-            f"floors): {need * size:,} bytes are needed ({parts}); give more memory or lower "
-            "max_tokens"
+            f"{max_tokens:,} (and the floors): {need * size:,} bytes are needed ({parts}); give "
+            "more memory or lower max_tokens"
         )
+
+
+def _start_granules(
+    groups: tuple[LayerGroup, ...], total: int, size: int, least: dict[str, int], options: Options
+) -> dict[str, int]:
+    """Granules to map per pool at start, of `total` granules of `size` bytes. ConfigError if a
+    given share cannot hold one longest sequence.
+    """
     if options.pool_ratio is not None:
         shares = granules_by_share(options.pool_ratio, total)
         _require_least(shares, least, options.floor_pages, size)
         return shares
-    if options.mode == "static":
+    if options.mode != "elastic":
+        need = sum(least.values())
         return granules_by_share({n: g / need for n, g in least.items()}, total)
     return {g.name: ceil_div(g.page_bytes, size) for g in groups}
 

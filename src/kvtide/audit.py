@@ -18,10 +18,9 @@ def audit(parts: Parts) -> None:
     """Raise InvariantError at the first book that does not balance."""
     parts.budget.check()
     mapped = sum(pool.num_mapped for pool in parts.pools.values())
-    if mapped + parts.budget.num_free != parts.budget.num_granules:
+    if mapped != parts.budget.num_taken:
         raise InvariantError(
-            f"{mapped} granules mapped + {parts.budget.num_free} free != "
-            f"{parts.budget.num_granules} in the budget"
+            f"{mapped} granules are mapped, {parts.budget.num_taken} of the budget are taken"
         )
     for pool in parts.pools.values():
         pool.check()

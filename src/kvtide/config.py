@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvtide.events import Sink
     from kvtide.types import KeyFunction
 
-Mode = Literal["elastic", "static"]
+Mode = Literal["elastic", "static", "dry_run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +26,24 @@ class Options:
 
     mode: Mode = "elastic"
     """elastic: pools take granules on demand and give ground to each other. static: the split
-    stays.
+    stays. dry_run: the split stays, and every trade that elastic would begin is reported.
+    """
+    budget_bytes: int | None = None
+    """Memory to use at start, whole granules; `KVManager.set_budget` changes it. None: all of it.
     """
     pool_ratio: Mapping[str, float] | None = None
-    """Share of the budget per pool name, summing to 1: the start in elastic mode, the split in
-    static.
+    """Share of the budget per pool name, summing to 1: the start in elastic mode, else the split.
     """
     floor_pages: Mapping[str, int] = field(default_factory=dict[str, int])
     """Least pages a pool keeps, by name, when others ask for ground."""
+    ceiling_pages: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Most pages a pool may have, by name; at least what one longest sequence needs."""
+    move_bytes_per_step: int = 8 << 20
+    """Memory that may change pools, or be copied for it, at one step boundary: cached value and
+    plans wait for the next step, live demand does not. At least one granule moves.
+    """
+    move_bytes_per_1000_steps: int | None = None
+    """The same over a thousand steps; None: no such limit."""
     partial_reuse: bool | None = None
     """Reuse part of a block by copying its page. None: where the layout allows it (no state group).
     """
@@ -52,8 +62,8 @@ class Options:
         """Refuse impossible values; names and floors are checked against the layout by the
         manager.
         """
-        if self.mode not in ("elastic", "static"):
-            raise ConfigError(f"mode is {self.mode!r}; use 'elastic' or 'static'")
+        if self.mode not in ("elastic", "static", "dry_run"):
+            raise ConfigError(f"mode is {self.mode!r}; use 'elastic', 'static' or 'dry_run'")
         if not (math.isfinite(self.ghost_ratio) and 0 <= self.ghost_ratio <= 16):
             raise ConfigError(
                 f"ghost_ratio is {self.ghost_ratio}; use a number from 0 (none) to 16"
@@ -61,8 +71,20 @@ class Options:
         for name, pages in self.floor_pages.items():
             if pages < 0:
                 raise ConfigError(f"floor_pages[{name!r}] is {pages}; use 0 or more")
+            if pages > self.ceiling_pages.get(name, pages):
+                raise ConfigError(
+                    f"floor_pages[{name!r}] is {pages}, above ceiling_pages[{name!r}] = "
+                    f"{self.ceiling_pages[name]}; lower the floor or raise the ceiling"
+                )
+        self._check_bytes()
         if self.pool_ratio is not None:
             self._check_ratio(self.pool_ratio)
+
+    def _check_bytes(self) -> None:
+        for field_name in ("budget_bytes", "move_bytes_per_step", "move_bytes_per_1000_steps"):
+            value: int | None = getattr(self, field_name)
+            if value is not None and value < 0:
+                raise ConfigError(f"{field_name} is {value}; use 0 or more bytes")
 
     @staticmethod
     def _check_ratio(ratio: Mapping[str, float]) -> None:

@@ -48,5 +48,21 @@ class CapacityChanged:
     granules: int
 
 
-Event: TypeAlias = BlocksStored | BlocksRemoved | AllBlocksCleared | CapacityChanged
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroundMoved:
+    """`granules` granules went from pool `donor` to pool `receiver` (None: to the system).
+
+    `cause` is price, demand, plan or budget; `reason` says in numbers why. With `dry_run` they
+    would have moved.
+    """
+
+    donor: str
+    receiver: str | None
+    granules: int
+    cause: str
+    reason: str
+    dry_run: bool = False
+
+
+Event: TypeAlias = BlocksStored | BlocksRemoved | AllBlocksCleared | CapacityChanged | GroundMoved
 Sink: TypeAlias = Callable[[Event], None]

@@ -55,8 +55,16 @@ class Snapshot:
     hit_tokens: int
     prompt_tokens: int
     recomputed_tokens: int
+    epoch: int
+    """Goes up whenever a granule came or went or a page changed places."""
     granules_moved: int
-    """Granules that went from one pool to another."""
+    """Granules that went from one pool to another (or to the system: budget)."""
+    granules_moved_by: Mapping[str, int]
+    """The same by cause: price, demand, plan, budget."""
+    granules_declined: int
+    """Granules that dry_run would have begun to move."""
+    granules_pending: int
+    """Granules that a plan or a smaller budget still asks for."""
     pages_relocated: int
     cached_runs: int
     ghost_blocks: int
@@ -81,7 +89,7 @@ def take_snapshot(parts: Parts) -> Snapshot:
             free=books.num_free,
             in_flight=books.num_in_flight,
             evicted=parts.prefixes.eviction.num_evicted[g],
-            evicted_for_others=parts.ground.num_yielded[g],
+            evicted_for_others=parts.mover.num_yielded[g],
             granules=pool.num_mapped,
             empty_granules=_num_empty(pool),
             mapped_bytes=pool.num_mapped * pool.space.granule_bytes,
@@ -90,14 +98,18 @@ def take_snapshot(parts: Parts) -> Snapshot:
     stats, granule = parts.ledger.holdings.stats, parts.memory.granule_bytes
     return Snapshot(
         steps=parts.fences.issued,
-        budget_bytes=parts.budget.num_granules * granule,
+        budget_bytes=parts.budget.quota * granule,
         unmapped_bytes=parts.budget.num_free * granule,
         sequences=len(parts.ledger.holdings.live),
         hit_tokens=stats.hit_tokens,
         prompt_tokens=stats.prompt_tokens,
         recomputed_tokens=stats.recomputed_tokens,
-        granules_moved=parts.ground.num_moved,
-        pages_relocated=parts.ground.num_relocated,
+        epoch=parts.mover.epoch,
+        granules_moved=parts.journal.total,
+        granules_moved_by={**parts.journal.num_moved},
+        granules_declined=parts.journal.num_declined,
+        granules_pending=parts.backlog.pending,
+        pages_relocated=parts.mover.num_relocated,
         cached_runs=len(parts.prefixes.tree.nodes()),
         ghost_blocks=parts.prefixes.tree.num_ghost_blocks,
         pools=pools,

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from kvtide.layout import LayerGroup
-    from kvtide.manager import KVManager, Step
+    from kvtide.manager import KVManager
     from kvtide.pool import Fence
-    from kvtide.sequence import Batch, Sequence
+    from kvtide.sequence import Batch, Sequence, Step
     from kvtide.types import IntArray, PageArray
 
 _SCOPE = Scope(salt=b"\0kvtide registered padding")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -13,12 +12,13 @@ import numpy.typing as npt
 
 from kvtide.assembly import Parts, assemble
 from kvtide.audit import audit
+from kvtide.capacity import Capacity, Progress
 from kvtide.config import Options
 from kvtide.errors import CapacityError, UsageError
 from kvtide.events import AllBlocksCleared
 from kvtide.facts import Snapshot, take_snapshot
 from kvtide.media import Media, MediaIds
-from kvtide.sequence import Answer, Batch, PageCopy, PageTable, Sequence, Status
+from kvtide.sequence import Answer, Batch, PageTable, Sequence, Status, Step
 from kvtide.sequence.misuse import require, require_all, require_unregistered
 from kvtide.tokens import TokenSource, as_tokens
 from kvtide.types import IntArray, Origin, Scope
@@ -26,33 +26,10 @@ from kvtide.types import IntArray, Origin, Scope
 if TYPE_CHECKING:
     from kvtide.layout import Layout
     from kvtide.memory import Memory
-    from kvtide.pool import Fence, Pool
+    from kvtide.pool import Pool
     from kvtide.rebalance import Plan
 
 Sequences = Batch | Seq[Sequence]
-
-
-@dataclass(slots=True)
-class Step:
-    """One step in flight, from `KVManager.step`.
-
-    `starts` are the computed tokens of each sequence before the step, `copies` the page copies that
-    ran on entry (an engine with its own buffers carries them out itself). Set `fence` to something
-    with `done()` if the device is not finished when the `with` block ends.
-    """
-
-    number: int
-    batch: Batch
-    starts: IntArray
-    copies: tuple[PageCopy, ...]
-    fence: Fence | None = None
-
-    @property
-    def num_new(self) -> IntArray:
-        """Tokens each sequence computes in this step, int64."""
-        granted = self.batch.num_new
-        counts = np.asarray(0 if granted is None else granted, np.int64)
-        return np.broadcast_to(counts, self.batch.rows.shape)
 
 
 class KVManager:
@@ -80,6 +57,7 @@ class KVManager:
         self.options = options or Options()
         self.max_tokens = max_tokens
         self._parts: Parts = assemble(layout, memory, max_sequences, max_tokens, self.options)
+        self._capacity = Capacity(self._parts)
         self._media = MediaIds()
         self._last: Batch | None = None
 
@@ -98,7 +76,12 @@ class KVManager:
     @property
     def moved(self) -> tuple[int, int]:
         """Granules that changed pools and live pages relocated for it, since the start."""
-        return self._parts.ground.num_moved, self._parts.ground.num_relocated
+        return self._parts.journal.total, self._parts.mover.num_relocated
+
+    @property
+    def epoch(self) -> int:
+        """Goes up whenever a granule came or went or a page changed places."""
+        return self._parts.mover.epoch
 
     @property
     def num_in_flight(self) -> int:
@@ -211,6 +194,7 @@ class KVManager:
                     "call extend first and preempt a sequence when it says no"
                 )
         parts = self._parts
+        self._capacity.advance()
         copies = parts.ledger.holdings.copies.run() if parts.ledger.holdings.copies else ()
         step = Step(
             parts.fences.begin(), batch, parts.ledger.holdings.rows.computed[batch.rows], copies
@@ -303,22 +287,31 @@ class KVManager:
 
     # -- capacity ------------------------------------------------------------------------------
 
-    def rebalance(self, plan: Plan) -> int:
-        """Move granules between pools as planned, now; returns how many changed hands.
+    def rebalance(self, plan: Plan, *, dry_run: bool = False) -> Progress:
+        """Move granules between pools as planned: some now, the rest at the entries of the next
+        steps, at most `Options.move_bytes_per_step` each time.
 
-        Live pages are moved out of the way, never dropped. UsageError while a step is in flight.
+        Replaces what is left of the plan before; an empty plan gives that up. Live pages are moved
+        out of the way, never dropped; pages that a step in flight may touch stay until its fence.
+        `dry_run` changes nothing: `moved` is what could move now. UsageError for unknown pools.
         """
-        self._parts.fences.poll()
-        if not self._parts.fences.quiesced:
-            raise UsageError("a step is in flight; rebalance between steps")
-        index = {name: i for i, name in enumerate(self.pools)}
-        for move in plan:
-            if move.donor == move.receiver:
-                raise UsageError(f"plan moves granules from {move.donor!r} to itself; leave it out")
-            for name in (move.donor, move.receiver):
-                if name not in index:
-                    raise UsageError(f"plan names pool {name!r}; pools are {', '.join(index)}")
-        return sum(self._parts.ground.move(move, index) for move in plan)
+        return self._capacity.rebalance(plan, dry_run=dry_run)
+
+    def set_budget(self, num_bytes: int) -> Progress:
+        """Use `num_bytes` (whole granules) of the memory from now on, for all pools together.
+
+        Growing holds at once. Shrinking drops what is cached and cheapest first, a little at each
+        step; the answer says which live sequences are in the way, and it goes on when they leave.
+        Memory that is given up goes back to the system. ConfigError below what one longest sequence
+        needs and above what the memory has.
+        """
+        return self._capacity.set_budget(num_bytes)
+
+    def settle(self) -> Progress:
+        """Carry out now all that `rebalance` and `set_budget` left for later, however long it
+        takes.
+        """
+        return self._capacity.settle()
 
     def reset(self) -> None:
         """Drop every cached prefix. Live sequences keep their pages but publish nothing any

@@ -43,7 +43,7 @@ def test_cv_1_a_request_that_never_fits_does_not_block_those_that_do() -> None:
 @pytest.mark.parametrize(
     ("knobs", "says"),
     [
-        ({"mode": "dynamic"}, "mode is 'dynamic'; use 'elastic' or 'static'"),
+        ({"mode": "dynamic"}, "mode is 'dynamic'; use 'elastic', 'static' or 'dry_run'"),
         ({"ghost_ratio": math.nan}, "ghost_ratio is nan; use"),
         ({"ghost_ratio": math.inf}, "ghost_ratio is inf; use"),
         ({"ghost_ratio": -0.1}, "ghost_ratio is -0.1; use"),

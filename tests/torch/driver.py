@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kvtide import KVManager, Scope, Sequence
-    from kvtide.manager import Step
+    from kvtide.sequence import Step
     from kvtide.torch import PagedCache
 
 
@@ -103,6 +103,7 @@ class Driver:
         kept = ceil_div((facts.used + 6) * facts.page_bytes, self.kv.memory.granule_bytes)
         spare = max(1, facts.granules - kept)
         self.kv.rebalance((Move(donor=donor, receiver=receiver, granules=spare, reason="test"),))
+        self.kv.settle()
 
 
 def _right_aligned(seqs: list[Sequence], counts: np.ndarray) -> torch.Tensor:

@@ -169,16 +169,6 @@ def test_a_plan_names_two_pools_that_exist(rig: Rig) -> None:
         rig.kv.rebalance((Move(donor="full", receiver="host", granules=1, reason=""),))
 
 
-def test_no_ground_moves_under_a_step_in_flight(rig: Rig) -> None:
-    plan = (Move(donor="full", receiver="state", granules=1, reason=""),)
-    seq = rig.start(range(6), sample=True)
-    rig.engine.step([seq], 1, in_flight=True)
-    with pytest.raises(UsageError, match="a step is in flight"):
-        rig.kv.rebalance(plan)
-    rig.engine.complete()
-    assert rig.kv.rebalance(plan) == 1
-
-
 def test_a_grant_outlives_neither_trim_nor_fork() -> None:
     """What extend promised is checked again where pages were given back or shared since."""
     rig = Rig(full(), window(), pages=[12, 12], max_tokens=24)

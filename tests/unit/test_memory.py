@@ -256,7 +256,7 @@ class TestBudget:
         budget = Budget(memory)
         budget.take(2)
         budget._is_taken[0] = False
-        with pytest.raises(InvariantError, match="6 free \\+ 1 taken != 8"):
+        with pytest.raises(InvariantError, match="6 untaken \\+ 1 taken != 8"):
             budget.check()
 
     def test_check_finds_a_granule_that_is_free_twice(self, memory: MemfdMemory) -> None:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from kvtide.engine.scheduler import Row, StepPlan
     from kvtide.engine.stats import Stopwatch
-    from kvtide.manager import KVManager, Step
+    from kvtide.manager import KVManager
+    from kvtide.sequence import Step
     from kvtide.types import IntArray
 
 

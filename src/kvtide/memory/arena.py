@@ -106,6 +106,14 @@ class Memory(Protocol):
         """Reserve addresses for `num_granules` granules; maps none. ConfigError if not positive."""
         ...
 
+    def discard(self, handles: IntArray) -> None:
+        """Give the physical memory of these unmapped granules back to the system; bytes are lost.
+
+        They may be mapped again at any time and then show zeros or new memory's bytes.
+        UsageError if one is mapped.
+        """
+        ...
+
     def close(self) -> None:
         """Close every arena, then release the physical memory. A second call does nothing."""
         ...

@@ -64,6 +64,15 @@ def as_indices(what: str, values: IntArray, limit: int) -> IntArray:
     return array
 
 
+def check_idle(handles: IntArray, bound: npt.NDArray[np.bool_]) -> IntArray:
+    """`handles` as int64 [n], ascending; UsageError if one is mapped in some arena."""
+    handles = np.sort(as_indices("handle", handles, len(bound)))
+    shown = handles[bound[handles]]
+    if shown.size:
+        raise UsageError(f"handle {shown[0]} is mapped; unmap it before its bytes are discarded")
+    return handles
+
+
 class ArenaBooks:
     """granule -> handle of one arena, beside the `bound` flags that all arenas of a memory share.
 

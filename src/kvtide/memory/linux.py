@@ -1,4 +1,4 @@
-"""The five system calls the CPU twin needs; Python's own mmap cannot map at a chosen address."""
+"""The six system calls the CPU twin needs; Python's own mmap cannot map at a chosen address."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from kvtide.errors import DeviceError
 PROT_NONE = 0
 MAP_FIXED = 0x10
 MAP_NORESERVE = 0x4000
+FALLOC_FL_KEEP_SIZE = 0x1
+FALLOC_FL_PUNCH_HOLE = 0x2
 _NOWHERE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
 _FAILED = ctypes.c_void_p(-1).value
 _CURES = {
@@ -28,6 +30,8 @@ def _load() -> ctypes.CDLL:
     libc.mmap.restype = address
     libc.munmap.argtypes = (address, size)
     libc.munmap.restype = number
+    libc.fallocate.argtypes = (number, number, ctypes.c_int64, ctypes.c_int64)
+    libc.fallocate.restype = number
     return libc
 
 
@@ -81,6 +85,13 @@ def map_file(address: int, num_bytes: int, *, fd: int, offset: int) -> None:
 def map_nothing(address: int, num_bytes: int) -> None:
     """Make every touch of the range fault; the range stays reserved."""
     _mmap(address, num_bytes, PROT_NONE, flags=_NOWHERE | MAP_FIXED)
+
+
+def punch(fd: int, offset: int, num_bytes: int) -> None:
+    """Give the memory behind a part of the file back; the part reads as zeros from now on."""
+    mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+    if _LIBC.fallocate(fd, mode, offset, num_bytes) != 0:
+        raise _refused(f"fallocate to punch out {num_bytes} bytes", ctypes.get_errno())
 
 
 def _mmap(

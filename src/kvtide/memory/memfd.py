@@ -10,7 +10,13 @@ import numpy as np
 
 from kvtide.errors import DeviceError, UsageError
 from kvtide.memory import linux
-from kvtide.memory.books import DEFAULT_GRANULE_BYTES, ArenaBooks, check_reservation, check_sizes
+from kvtide.memory.books import (
+    DEFAULT_GRANULE_BYTES,
+    ArenaBooks,
+    check_idle,
+    check_reservation,
+    check_sizes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -135,7 +141,7 @@ class MemfdArena:
 class MemfdMemory:
     """Granules of one memfd; see `Memory`.
 
-    Physical memory is used where bytes were written, and kept until `close`.
+    Physical memory is used where bytes were written, and kept until `discard` or `close`.
     """
 
     def __init__(self, num_bytes: int, granule_bytes: int = DEFAULT_GRANULE_BYTES) -> None:
@@ -169,6 +175,13 @@ class MemfdMemory:
         arena = MemfdArena(self._fd, ArenaBooks(num_granules, self._granule_bytes, self._bound))
         self._arenas.append(arena)
         return arena
+
+    def discard(self, handles: IntArray) -> None:
+        """Punch these granules out of the file; see `Memory.discard`. They read as zeros next."""
+        handles = check_idle(handles, self._bound)
+        size = self._granule_bytes
+        for _, handle, count in runs(handles, handles):
+            linux.punch(self._fd, handle * size, count * size)
 
     def close(self) -> None:
         """Close every arena and the file. Views of their buffers must not be touched afterwards."""

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from kvtide.errors import UsageError
-from kvtide.memory.books import DEFAULT_GRANULE_BYTES, ArenaBooks, check_reservation, check_sizes
+from kvtide.memory.books import (
+    DEFAULT_GRANULE_BYTES,
+    ArenaBooks,
+    check_idle,
+    check_reservation,
+    check_sizes,
+)
 
 if TYPE_CHECKING:
     from kvtide.types import IntArray
@@ -106,6 +112,10 @@ class NullMemory:
         arena = NullArena(ArenaBooks(num_granules, self._granule_bytes, self._bound))
         self._arenas.append(arena)
         return arena
+
+    def discard(self, handles: IntArray) -> None:
+        """Only check the argument; see `Memory.discard`."""
+        check_idle(handles, self._bound)
 
     def close(self) -> None:
         """Close every arena. Harmless twice."""

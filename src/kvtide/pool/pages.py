@@ -234,6 +234,13 @@ class PageBooks:
         waiting = [pages for _, pages in self._in_flight]
         return np.concatenate(waiting) if waiting else np.empty(0, np.int32)
 
+    def busy_pages(self) -> PageArray:
+        """Pages that a step in flight may read or write: leased ones, and cached ones that were
+        leased when it began.
+        """
+        lately = (self.owner != NO_OWNER) & (self.idle_since > self._fences.completed)
+        return np.flatnonzero((self.lease > 0) | lately).astype(np.int32)
+
     def take_outside(self, forbidden: npt.NDArray[np.bool_], n: int) -> PageArray | None:
         """As `take`, lowest ids first, avoiding pages where `forbidden` is True."""
         stack = self._free[: self.num_free]

@@ -55,8 +55,7 @@ class Pool:
         handles = self._budget.take(len(granules))
         if handles is None:
             return False
-        self.arena.map(granules, handles)
-        self.arena.zero(granules * self.space.granule_bytes, self.space.granule_bytes)
+        self._show_zeroed(granules, handles)
         self.mapped[granules] = True
         self._handles[granules] = handles
         self.num_mapped += len(granules)
@@ -64,6 +63,19 @@ class Pool:
         self.books.create(whole[~self.books.exists[whole]])
         self._announce(self.num_mapped - len(granules))
         return True
+
+    def _show_zeroed(self, granules: IntArray, handles: IntArray) -> None:
+        """Map and clear; if either fails, everything is as before and the handles are free."""
+        try:
+            self.arena.map(granules, handles)
+            try:
+                self.arena.zero(granules * self.space.granule_bytes, self.space.granule_bytes)
+            except BaseException:
+                self.arena.unmap(granules)
+                raise
+        except BaseException:
+            self._budget.give(handles)
+            raise
 
     def shrink(self, granules: IntArray) -> int:
         """Destroy the free pages over `granules`, return to the budget every granule left under
@@ -79,11 +91,16 @@ class Pool:
         near = np.union1d(granules, self.space.under(doomed))
         bare = self.space.bare(near[self.mapped[near]], self.books.exists)
         if len(bare):
-            self.arena.unmap(bare)
-            self._budget.give(self._handles[bare])
+            try:
+                self.arena.unmap(bare)
+            except BaseException:
+                self.books.create(doomed)
+                raise
+            handles = self._handles[bare]
             self.mapped[bare] = False
             self._handles[bare] = -1
             self.num_mapped -= len(bare)
+            self._budget.give(handles)
             self._announce(self.num_mapped + len(bare))
         return len(bare)
 

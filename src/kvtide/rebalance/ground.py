@@ -1,31 +1,19 @@
-"""Elastic growth on this rank: find pages for live demand, by moving granules between pools if need
-be.
-"""
+"""Elastic growth on this rank: which pool's ground serves live demand, and who keeps its cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from kvtide.rebalance.decide import (
-    PATIENCE,
-    Move,
-    PoolNeed,
-    cheapest_granules,
-    refusing_pool,
-    should_give,
-)
-from kvtide.types import SINK, IntArray, PageArray, ceil_div
+from kvtide.rebalance.decide import PATIENCE, PoolNeed, refusing_pool, should_give
+from kvtide.rebalance.journal import price_reason
+from kvtide.rebalance.mover import pages_lost
 
 if TYPE_CHECKING:
-    from kvtide.memory import Budget
-    from kvtide.pool import Fences, Pool
-    from kvtide.prefix import Prefixes
+    from collections.abc import Callable, Sequence
 
-Relabel = Callable[[int, PageArray], None]
-"""(group, remap): page ids of a group changed, `remap[old]` is the new one; fix every table."""
+    from kvtide.config import Mode
+    from kvtide.rebalance.journal import Journal
+    from kvtide.rebalance.mover import Mover
 
 _FORGET = 0.99
 """Per admission: how fast a pool's peak of live demand fades; half of it after 70."""
@@ -42,43 +30,32 @@ class Ground:
 
     In order: the pool's free pages, the budget's free granules, then whichever is colder: the
     pool's own cached pages or another pool's ground. Live pages are moved only inside the donor,
-    only while no step is in flight, and never below what live sequences need.
+    and no pool goes below what live sequences need.
     """
 
-    def __init__(
-        self,
-        pools: Sequence[Pool],
-        prefixes: Prefixes,
-        budget: Budget,
-        fences: Fences,
-    ) -> None:
-        self._pools = pools
-        self._prefixes = prefixes
-        self._budget = budget
-        self._fences = fences
-        self.relabel: Relabel = _nobody
+    def __init__(self, mover: Mover, journal: Journal, mode: Mode) -> None:
+        self._mover = mover
+        self._pools = mover.pools
+        self._budget = mover.budget
+        self._fences = mover.fences
+        self._prefixes = mover.prefixes
+        self._journal = journal
+        self._elastic = mode == "elastic"
+        self._observes = mode == "dry_run"
         self.yield_optional: Callable[[], None] = _nothing
-        self.elastic = True
-        self.floors = [0] * len(pools)
-        self._recent_need = [(0.0, 0)] * len(pools)
-        self._pressed_at = [-_RECENT - 1] * len(pools)
-        self.num_relocated = 0
-        self.num_yielded = [0] * len(pools)
-        """Cached pages that each pool dropped so that another could have the ground."""
-        self.num_moved = 0
+        self._recent_need = [(0.0, 0)] * len(self._pools)
+        self._pressed_at = [-_RECENT - 1] * len(self._pools)
 
     # -- answers -------------------------------------------------------------------------------
 
     def limit(self, group: int) -> int:
         """Most pages the pool could ever hand out, with every other pool at its floor."""
-        pool = self._pools[group]
-        if not self.elastic:
+        pool, mover = self._pools[group], self._mover
+        if not self._elastic:
             return pool.num_usable
-        others = sum(
-            max(f, p.space.granules_for(1)) for f, p in zip(self.floors, self._pools, strict=True)
-        )
-        others -= max(self.floors[group], pool.space.granules_for(1))
-        return pool.space.pages_in(self._budget.num_granules - others) - 1
+        others = sum(mover.bottom(g) for g in range(len(self._pools)) if g != group)
+        granules = min(self._budget.quota - others, mover.ceilings[group])
+        return pool.space.pages_in(granules) - 1
 
     def refusing(self, wanted: Sequence[int]) -> int | None:
         """The pool that cannot give `wanted` pages now, whatever cached pages are dropped; None if
@@ -92,20 +69,29 @@ class Ground:
                 busy=pool.books.num_leased + pool.books.num_in_flight,
                 wanted=wanted[g],
                 available=pool.num_available,
-                floor_granules=self.floors[g] if self.elastic else pool.num_mapped,
-                limit_pages=pool.space.num_pages - 1 if self.elastic else pool.num_usable,
+                floor_granules=self._mover.floors[g] if self._elastic else pool.num_mapped,
+                limit_pages=self._most(g),
             )
             for g, pool in enumerate(self._pools)
         ]
-        return refusing_pool(needs, self._budget.num_granules, self._pools[0].space.granule_bytes)
+        return refusing_pool(needs, self._budget.quota, self._pools[0].space.granule_bytes)
 
-    def secure(self, wanted: Sequence[int]) -> int | None:
+    def _most(self, group: int) -> int:
+        pool = self._pools[group]
+        if not self._elastic:
+            return pool.num_usable
+        return pool.space.pages_in(self._mover.ceilings[group]) - 1
+
+    def secure(self, wanted: Sequence[int], *, learn: bool = True) -> int | None:
         """Make `wanted[g]` pages free in every pool g; returns the pool that refused, or None.
+
+        What is wanted counts as recent demand only if `learn`: warm-up and padding teach nothing.
 
         A refusal before anything was dropped is the rule; one afterwards (pages in flight, or
         ground cut up by pages that may not move now) loses cached pages, never live ones.
         """
-        self._note(wanted)
+        if learn:
+            self._note(wanted)
         short = [g for g, pool in enumerate(self._pools) if pool.books.num_free < wanted[g]]
         if short:
             self._fences.poll()
@@ -164,35 +150,86 @@ class Ground:
         """Free some pages in a short pool; False if nothing more can be done."""
         pool = self._pools[group]
         missing = wanted[group] - pool.books.num_free
-        if self.elastic and self._budget.num_free:
-            ample = self._budget.num_free * pool.space.granule_bytes // (4 * pool.page_bytes)
-            if self.grow(group, max(missing, min(pool.num_usable // _STEP, ample))):
-                return True
+        if self._elastic and self._mover.grow(group, max(missing, self._ample(group))):
+            return True
         self._pressed_at[group] = self._fences.issued
         eviction = self._prefixes.eviction
         freed = eviction.evict_worthless(group, missing)
-        movable = self.elastic and self._fences.quiesced
-        if not freed and movable and self._take(group, missing, wanted):
+        if not freed and (self._elastic or self._observes) and self._take(group, missing, wanted):
             return True
         freed = freed or eviction.evict(group, missing)
         pool.books.drain()
-        # Live demand with nothing left to drop: others give all they do not need this moment.
-        return freed > 0 or (movable and self._take(group, missing, wanted, at_any_price=True))
+        return freed > 0 or (self._elastic and self._take_at_any_price(group, missing, wanted))
 
-    def _take(
-        self, group: int, missing: int, wanted: Sequence[int], *, at_any_price: bool = False
-    ) -> bool:
-        """Take ground from the first pool that gives some: below the price of the short pool's own
-        coldest pages, or `at_any_price`. False if nobody does.
+    def _ample(self, group: int) -> int:
+        """Pages by which a pool grows while the budget lasts: few calls, no long one."""
+        pool = self._pools[group]
+        granules = min(self._budget.num_free // 4, self._mover.left())
+        return min(pool.num_usable // _STEP, granules * pool.space.granule_bytes // pool.page_bytes)
+
+    def _take(self, group: int, missing: int, wanted: Sequence[int]) -> bool:
+        """Take ground from the first pool that gives some below the price of the short pool's own
+        coldest pages. False if nobody does, or if enough has moved for this step.
         """
-        kept = None if at_any_price else self._peaks(wanted)
-        return any(
-            self._trade(d, group, missing, wanted[d], None if kept is None else kept[d])
-            for d in self._donors(group)
-        )
+        left = self._mover.left()
+        if left <= 0:
+            return False
+        keeps = self._peaks(wanted)
+        page = len(self._pools[group].growth_for(1))
+        for donor in self._donors(group):
+            share = min(self._share(donor, group, missing), max(left, page))
+            if self._observes:
+                self._observe(donor, group, share, keeps[donor])
+                continue
+            lacking = share - self._budget.num_free + self._budget.overdraft
+            reason = self._reason(donor, group)
+            given = self._afford(donor, group, lacking, wanted[donor], keeps[donor])
+            given = self._mover.give(donor, given, wanted[donor])
+            if given and self._mover.grow(group, self._pages_of(group, missing, share)):
+                self._journal.note(donor, group, given, "price", reason)
+                return True
+        return False
+
+    def _take_at_any_price(self, group: int, missing: int, wanted: Sequence[int]) -> bool:
+        """Live demand with nothing left to drop: others give all they do not need this moment."""
+        for donor in self._donors(group):
+            share = self._share(donor, group, missing)
+            lacking = max(0, share - self._budget.num_free + self._budget.overdraft)
+            given = self._mover.give(donor, lacking, wanted[donor])
+            if lacking and not given:
+                continue
+            if self._mover.grow(group, self._pages_of(group, missing, share)):
+                reason = f"{missing:,} pages for live sequences, nothing cached left to drop"
+                self._journal.note(donor, group, given, "demand", reason)
+                return True
+        return False
+
+    def _pages_of(self, group: int, missing: int, share: int) -> int:
+        pool = self._pools[group]
+        return max(missing, share * pool.space.granule_bytes // pool.page_bytes)
+
+    def _reason(self, donor: int, receiver: int) -> str:
+        """Both prices in words, if anybody reads them."""
+        if not self._journal.is_read:
+            return ""
+        eviction, clock = self._prefixes.eviction, self._prefixes.clock
+        offers = [eviction.offer(g, clock) for g in (donor, receiver)]
+        sizes = [self._pools[g].page_bytes for g in (donor, receiver)]
+        return price_reason(offers[0], sizes[0], offers[1], sizes[1])
+
+    def _observe(self, donor: int, receiver: int, granules: int, keep: int) -> None:
+        """Note the trade that `elastic` would begin here; changes nothing."""
+        pool, eviction = self._pools[donor], self._prefixes.eviction
+        if pool.num_available - keep < pages_lost(pool, 1):
+            return
+        offer, own = (eviction.offer(g, self._prefixes.clock) for g in (donor, receiver))
+        idle = pool.books.num_free - keep >= pages_lost(pool, 1)
+        own_bytes = self._pools[receiver].page_bytes
+        if idle or (offer is not None and should_give(offer, pool.page_bytes, own, own_bytes)):
+            self._journal.decline(donor, receiver, granules, self._reason(donor, receiver))
 
     def _peaks(self, wanted: Sequence[int]) -> list[int]:
-        """What each pool needed at its recent peak: it would ask that ground back at once."""
+        """Pages each pool would have to have free or cached to serve its recent peak again."""
         clock = self._prefixes.num_admitted
         faded = [int(peak * _FORGET ** (clock - then)) for peak, then in self._recent_need]
         return [
@@ -205,9 +242,16 @@ class Ground:
         donors = [
             (-pool.books.num_free * pool.page_bytes, d)
             for d, pool in enumerate(self._pools)
-            if d != group and pool.num_mapped > max(self.floors[d], pool.space.granules_for(1))
+            if d != group and pool.num_mapped > self._mover.bottom(d)
         ]
         return [d for _, d in sorted(donors)]
+
+    def _share(self, donor: int, receiver: int, missing: int) -> int:
+        """Granules of a trade: what is missing, or a small part of the smaller pool."""
+        pool, giver = self._pools[receiver], self._pools[donor]
+        return max(
+            1, min(giver.num_mapped, pool.num_mapped) // _STEP, len(pool.growth_for(missing))
+        )
 
     def _afford(self, donor: int, receiver: int, granules: int, keep: int, peak: int) -> int:
         """Make room in a pool until it can give up to `granules` for less than they are worth to
@@ -218,8 +262,8 @@ class Ground:
         costs less than the receiver's own coldest would.
         """
         pool, books = self._pools[donor], self._pools[donor].books
-        pages = min(_pages_lost(pool, granules), pool.num_available - max(keep, peak))
-        if pages < _pages_lost(pool, 1):
+        pages = min(pages_lost(pool, granules), pool.num_available - max(keep, peak))
+        if pages < pages_lost(pool, 1):
             return 0
         eviction, clock = self._prefixes.eviction, self._prefixes.clock
         before, patience = eviction.num_evicted[donor], PATIENCE
@@ -237,143 +281,9 @@ class Ground:
                 break
             books.drain()
             patience = 1.0  # what was begun is carried through
-        self.num_yielded[donor] += eviction.num_evicted[donor] - before
-        room = books.num_free - keep - _pages_lost(pool, 0)
+        self._mover.num_yielded[donor] += eviction.num_evicted[donor] - before
+        room = books.num_free - keep - pages_lost(pool, 0)
         return max(0, min(granules, room * pool.page_bytes // pool.space.granule_bytes))
-
-    def grow(self, group: int, num_pages: int) -> bool:
-        """Add up to `num_pages` pages (at least one) from the budget's free granules; False if
-        none.
-        """
-        pool, free = self._pools[group], self._budget.num_free
-        space = pool.space
-        num_pages = min(num_pages, free * space.granule_bytes // space.page_bytes + 1)
-        while num_pages > 0:
-            granules = pool.growth_for(num_pages)
-            if 0 < len(granules) <= free:
-                return pool.grow(granules)
-            if not len(granules):
-                return False
-            num_pages -= max(1, (len(granules) - free) * space.granule_bytes // space.page_bytes)
-        return False
-
-    def _trade(self, donor: int, receiver: int, missing: int, keep: int, peak: int | None) -> bool:
-        """Move a little ground from one pool to another, so that the receiver gets at least a page:
-        what is missing, or a small part of the smaller pool.
-
-        What the donor drops for it is worth less than what the receiver would drop instead, unless
-        `peak` is None: live demand without an instead.
-        """
-        pool, giver = self._pools[receiver], self._pools[donor]
-        share = max(
-            1,
-            min(giver.num_mapped, pool.num_mapped) // _STEP,
-            len(pool.growth_for(missing)),
-        )
-        given, lacking = 0, share - self._budget.num_free
-        if lacking > 0:
-            if peak is not None:
-                lacking = self._afford(donor, receiver, lacking, keep, peak)
-            given = self.give(donor, lacking, keep)
-            if not given:
-                return False
-        space = pool.space
-        moved = self.grow(receiver, max(missing, share * space.granule_bytes // pool.page_bytes))
-        if moved:
-            self.num_moved += given
-        return moved
-
-    def give(self, donor: int, count: int, keep: int = 0) -> int:
-        """Return up to `count` granules of a pool to the budget, leaving `keep` free pages; how
-        many went.
-
-        Drops the pool's coldest cached pages until the rest fits, then moves what still stands on
-        the chosen granules to free pages elsewhere in the pool. Needs a quiesced engine.
-        """
-        pool = self._pools[donor]
-        bottom = max(self.floors[donor], pool.space.granules_for(1))
-        count = min(count, pool.num_mapped - bottom)
-        while count > 0:
-            granules = self._clear_granules(donor, count, keep)
-            if granules is not None:
-                return pool.shrink(granules)
-            count //= 2
-        return 0
-
-    def _clear_granules(self, donor: int, count: int, keep: int) -> IntArray | None:
-        """Vacate `count` granules of a pool and return them, or None if they cannot be."""
-        pool, books = self._pools[donor], self._pools[donor].books
-        books.drain()
-        lost = min(_pages_lost(pool, count), books.num_pages)
-        if lost + keep > books.num_free:
-            eviction = self._prefixes.eviction
-            before = eviction.num_evicted[donor]
-            eviction.evict(donor, lost + keep - books.num_free)
-            self.num_yielded[donor] += eviction.num_evicted[donor] - before
-            books.drain()
-        chosen = self._choose(pool, count)
-        if len(chosen) < count:
-            return None
-        doomed = pool.space.touching(chosen)
-        doomed = doomed[books.exists[doomed]]
-        free = books.free_mask()
-        occupied = doomed[~free[doomed]]
-        if books.num_free - (len(doomed) - len(occupied)) - len(occupied) < keep:
-            return None
-        if len(occupied):
-            avoid = np.zeros(books.max_pages, np.bool_)
-            avoid[doomed] = True
-            target = books.take_outside(avoid, len(occupied))
-            if target is None:
-                return None
-            self._relocate(donor, occupied, target)
-        return chosen
-
-    def _choose(self, pool: Pool, count: int) -> IntArray:
-        space, books = pool.space, pool.books
-        leased = space.load(np.flatnonzero(books.lease > 0))
-        cached = space.load(np.flatnonzero((books.lease == 0) & (books.owner > 0)))
-        fixed = books.in_flight_pages()
-        leased[space.under(np.concatenate([[SINK], fixed]))] = -1
-        mapped = np.flatnonzero(pool.mapped)
-        if space.granule_bytes % pool.page_bytes:
-            # A hole would cost the pages that straddle its edges, and what fits would no longer be
-            # a matter of counting: give from the top, so that the mapped granules stay a prefix.
-            return mapped[leased[mapped] >= 0][-count:]
-        return cheapest_granules(mapped, leased, cached, count)
-
-    def _relocate(self, group: int, src: PageArray, dst: PageArray) -> None:
-        """Move pages and every name they have: bytes, books, tree, tables."""
-        pool = self._pools[group]
-        pool.copy(src, dst)
-        owners = pool.books.owner[src].copy()
-        pool.books.move(src, dst)
-        remap = np.arange(len(pool.books.lease) + 1, dtype=np.int32)
-        remap[-1] = -1
-        remap[src] = dst
-        self._prefixes.relabel(group, owners, remap)
-        self.relabel(group, remap)
-        self.num_relocated += len(src)
-
-    def move(self, move: Move, index: dict[str, int]) -> int:
-        """Carry out one planned move now; returns the granules that changed hands."""
-        donor, receiver = index[move.donor], index[move.receiver]
-        self.give(donor, move.granules)
-        pool = self._pools[receiver]
-        absent = np.flatnonzero(~pool.mapped)[: min(move.granules, self._budget.num_free)]
-        if not len(absent) or not pool.grow(absent):
-            return 0
-        self.num_moved += len(absent)
-        return len(absent)
-
-
-def _pages_lost(pool: Pool, granules: int) -> int:
-    """Pages a pool may lose with so many granules: two more than fit may straddle their edges."""
-    return ceil_div(granules * pool.space.granule_bytes, pool.page_bytes) + 2
-
-
-def _nobody(group: int, remap: PageArray) -> None:
-    """Before anyone holds pages there is nothing to rename."""
 
 
 def _nothing() -> None:

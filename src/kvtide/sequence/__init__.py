@@ -5,6 +5,7 @@ from kvtide.sequence.groups import PageCopy
 from kvtide.sequence.holdings import Holdings
 from kvtide.sequence.ledger import Ledger
 from kvtide.sequence.sequence import Batch, Sequence, Status
+from kvtide.sequence.step import Step
 from kvtide.sequence.table import Csr, PageTable
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "Reuse",
     "Sequence",
     "Status",
+    "Step",
 ]

@@ -12,7 +12,7 @@ from kvtide.sequence.answer import GRANTED, Answer
 from kvtide.sequence.copies import UNPLACED
 from kvtide.sequence.groups import FullGroup, Span
 from kvtide.sequence.sequence import Sequence, Status
-from kvtide.types import TokenArray, ceil_div
+from kvtide.types import Origin, TokenArray, ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,7 +68,8 @@ class Admission:
                 wanted[g.index] += fresh
             for g in self._held.states:
                 wanted[g.index] += 1
-        refused = self._held.supply.secure(wanted)
+        learn = any(seq.origin is Origin.TRAFFIC for seq, _ in requests)
+        refused = self._held.supply.secure(wanted, learn=learn)
         if refused is not None:
             answer = self._leave(entered, self._held.refusal(refused, wanted[refused]))
             self._require_room(refused, entered)
@@ -101,6 +102,8 @@ class Admission:
         seq.match = match
         row = self._held.rows.take(seq.tokens)
         seq.row, seq.rows = row, self._held.rows
+        if seq.origin is not Origin.TRAFFIC:
+            self._held.made_up.add(row)
         seq.stay += 1
         self._held.live[row] = seq  # from now on: moved pages must be renamed in this row as well
         for g in self._held.paged:

@@ -61,7 +61,9 @@ class Growth:
             wanted[g.index] = len(span.rows)
         for g, _, _ in tails:
             wanted[g.index] += 1
-        refused = self._held.supply.secure(wanted)
+        made_up = self._held.made_up
+        learn = not made_up or not made_up.issuperset(rows.tolist())
+        refused = self._held.supply.secure(wanted, learn=learn)
         if refused is not None:
             self._require_possible(refused, rows, stop)
             return self._held.refusal(refused, wanted[refused])

@@ -52,13 +52,18 @@ class Holdings:
         self.stats = Reuse()
         self.shared_tails: set[int] = set()
         """Rows whose next write may hit a page that others can see."""
+        self.made_up: set[int] = set()
+        """Rows of warm-up and padding sequences, from which nothing is learned."""
         self.unproven: set[int] = set()
         """Rows admitted that have not run a step since."""
         self._block = rows.block_tokens
 
     def publish(self, seq: Sequence, blocks: int) -> None:
-        """Make the sequence's first `blocks` blocks (all computed) matchable; padding never is."""
-        if blocks <= seq.published or seq.epoch != self.epoch or seq.origin is Origin.PADDING:
+        """Make the sequence's first `blocks` blocks (all computed) matchable; made-up ones never
+        are.
+        """
+        made_up = seq.origin is not Origin.TRAFFIC
+        if blocks <= seq.published or seq.epoch != self.epoch or made_up:
             return
         row, start = seq.row, seq.published
         node = seq.node
@@ -122,6 +127,7 @@ class Holdings:
             self.prefixes.unpin(seq.node)
         self.shared_tails.discard(row)
         self.unproven.discard(row)
+        self.made_up.discard(row)
         self.live.pop(row, None)
         self.rows.give(row)
         seq.row, seq.rows, seq.node, seq.published = -1, None, None, 0

@@ -11,8 +11,11 @@ if TYPE_CHECKING:
 class Supply(Protocol):
     """Finds free pages, by dropping cached ones or moving capacity if it must."""
 
-    def secure(self, wanted: Sequence[int]) -> int | None:
-        """Make `wanted[g]` pages free in every pool g at once; None, or the pool that refused."""
+    def secure(self, wanted: Sequence[int], *, learn: bool = True) -> int | None:
+        """Make `wanted[g]` pages free in every pool g at once; None, or the pool that refused.
+
+        Not `learn`: for warm-up or padding, from which nothing is learned about traffic.
+        """
         ...
 
     def spare(self, groups: Sequence[int]) -> bool:

@@ -217,6 +217,8 @@ class Driver:
         if self._decider.stops_the_world:
             self.scheduler.suspend_all()
         self._kv.rebalance(plan)
+        if self._decider.stops_the_world:
+            self._kv.settle()
         self._pay()
 
     def _collect(self) -> int:

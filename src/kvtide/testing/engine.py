@@ -24,7 +24,8 @@ from kvtide.types import ABSENT, IntArray, TokenArray
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from kvtide.manager import KVManager, Step
+    from kvtide.manager import KVManager
+    from kvtide.sequence import Step
 
 __all__ = ["FakeEngine", "ManualFence", "WrongBytesError"]
 

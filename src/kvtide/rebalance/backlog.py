@@ -1,0 +1,178 @@
+"""Moves that were asked for and are carried out a little at each step: a plan, a new budget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvtide.errors import ConfigError
+from kvtide.rebalance.decide import loss
+from kvtide.rebalance.mover import pages_lost
+from kvtide.sizing import granules_by_share
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvtide.rebalance.decide import Move, Plan
+    from kvtide.rebalance.journal import Journal
+    from kvtide.rebalance.mover import Mover
+
+_AT_ONCE = 64
+"""Granules vacated by one search of a pool; the search looks at all its pages."""
+
+
+class Backlog:
+    """What is still to be moved. `advance` does some of it; nothing is done halfway.
+
+    A plan in hand is replaced by the next one. A shrinking budget comes before any plan. With
+    `keeps_split` (static pools) the pools' shares follow the budget down and up again.
+    """
+
+    def __init__(self, mover: Mover, journal: Journal, *, keeps_split: bool) -> None:
+        self._mover = mover
+        self._journal = journal
+        self._keeps_split = keeps_split
+        self._index = {pool.name: g for g, pool in enumerate(mover.pools)}
+        self._moves: list[tuple[Move, int]] = []
+        self._weights = [float(pool.num_mapped) for pool in mover.pools]
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def plan(self, plan: Plan) -> None:
+        """Carry out this plan, in order, instead of what was left of the one before."""
+        self._moves = [(move, move.granules) for move in plan if move.granules]
+
+    @property
+    def pending(self) -> int:
+        """Granules that are still to go."""
+        budget = self._mover.budget
+        return budget.overdraft + sum(n for _, n in self._moves) + sum(self._missing())
+
+    def require_split(self, quota: int, least: Mapping[str, int]) -> None:
+        """ConfigError if a static pool's share of `quota` granules is less than it needs."""
+        if not self._keeps_split:
+            return
+        for (name, need), share in zip(least.items(), self.targets(quota), strict=True):
+            if share < need:
+                raise ConfigError(
+                    f"a budget of {quota} granules leaves pool {name!r} {share} by its share; one "
+                    f"longest sequence and its floor need {need}: keep more, or use elastic mode"
+                )
+
+    def donors(self) -> set[int]:
+        """Pools that have to give for what is pending."""
+        planned = {self._index[move.donor] for move, _ in self._moves}
+        return planned | (
+            {g for g, _ in self._givers()} if self._mover.budget.overdraft else set[int]()
+        )
+
+    def feasible(self, plan: Plan) -> int:
+        """Granules of `plan` that could go now, all its moves considered; changes nothing."""
+        mover, spent, total = self._mover, [0] * len(self._index), 0
+        for move in plan:
+            d, r = self._index[move.donor], self._index[move.receiver]
+            pool = mover.pools[d]
+            pool.books.drain()
+            granules = min(move.granules, pool.num_mapped - mover.bottom(d) - spent[d])
+            granules = min(granules, mover.ceilings[r] - mover.pools[r].num_mapped + spent[r])
+            while granules > 0 and pages_lost(pool, granules + spent[d]) > pool.num_available:
+                granules -= 1
+            spent[d] += max(0, granules)
+            spent[r] -= max(0, granules)
+            total += max(0, granules)
+        return total
+
+    # -- doing ---------------------------------------------------------------------------------
+
+    def advance(self, limit: int | None = None) -> int:
+        """Move up to `limit` granules (None: all that can go now); how many went.
+
+        If memory refuses, the error is raised, the plan is given up, and nothing is half done.
+        """
+        try:
+            return self._advance(limit if limit is not None else self.pending)
+        except BaseException:
+            self._moves = []
+            raise
+
+    def _advance(self, limit: int) -> int:
+        went = self._pay(limit)
+        for group, count in enumerate(self._missing()):
+            if count and went < limit:
+                went += self._mover.grow_granules(group, min(count, limit - went))
+        left: list[tuple[Move, int]] = []
+        for move, remaining in self._moves:
+            done = self._carry_out(move, min(remaining, limit - went))
+            went += done
+            if done < remaining:
+                left.append((move, remaining - done))
+        self._moves = left
+        return went
+
+    def _pay(self, limit: int) -> int:
+        """Give back what the budget is overdrawn by, from the cheapest pools."""
+        budget, went = self._mover.budget, 0
+        while budget.overdraft and went < limit:
+            count = min(budget.overdraft, limit - went, _AT_ONCE)
+            given = 0
+            for donor, most in self._givers():
+                given = self._mover.give(donor, min(count, most))
+                if given:
+                    reason = f"the budget is {budget.quota:,} granules now"
+                    self._journal.note(donor, None, given, "budget", reason)
+                    break
+            if not given:
+                break
+            went += given
+        return went
+
+    def _carry_out(self, move: Move, count: int) -> int:
+        done = 0
+        while done < count:
+            donor, receiver = self._index[move.donor], self._index[move.receiver]
+            went = self._mover.exchange(donor, receiver, min(count - done, _AT_ONCE))
+            if not went:
+                break
+            self._journal.note(donor, receiver, went, "plan", move.reason)
+            shift = went * sum(self._weights) / self._mover.budget.quota
+            self._weights[donor] -= shift
+            self._weights[receiver] += shift
+            done += went
+        return done
+
+    def _givers(self) -> list[tuple[int, int]]:
+        """Pools that can give for a smaller budget and how many granules, cheapest first: idle,
+        then by price a byte.
+        """
+        mover, offers = self._mover, self._mover.prefixes.eviction
+        if self._keeps_split:
+            targets = self.targets(self._mover.budget.quota)
+            excess = [pool.num_mapped - targets[g] for g, pool in enumerate(mover.pools)]
+            return [(g, granules) for g, granules in enumerate(excess) if granules > 0]
+        ranked: list[tuple[bool, float, int, int]] = []
+        for g, pool in enumerate(mover.pools):
+            most = pool.num_mapped - mover.bottom(g)
+            if most > 0:
+                offer = offers.offer(g, mover.prefixes.clock)
+                price = 0.0 if offer is None else loss(offer, pool.page_bytes)
+                ranked.append((pool.books.num_free < pages_lost(pool, 1), price, g, most))
+        return [(g, most) for _, _, g, most in sorted(ranked)]
+
+    def targets(self, quota: int) -> list[int]:
+        """Granules of each static pool under a budget of `quota` granules."""
+        total = sum(self._weights)
+        shares = {
+            pool.name: w / total for pool, w in zip(self._mover.pools, self._weights, strict=True)
+        }
+        return list(granules_by_share(shares, quota).values())
+
+    def _missing(self) -> list[int]:
+        """Granules each static pool lacks for its share of the budget."""
+        if not self._keeps_split:
+            return [0] * len(self._index)
+        free = self._mover.budget.num_free
+        targets = self.targets(self._mover.budget.quota)
+        lacking: list[int] = []
+        for pool, target in zip(self._mover.pools, targets, strict=True):
+            lacking.append(min(free, max(0, target - pool.num_mapped)))
+            free -= lacking[-1]
+        return lacking

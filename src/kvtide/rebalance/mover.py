@@ -1,0 +1,204 @@
+"""The mechanism: granules leave one pool and appear in another, at fixed addresses.
+
+Every verb is all or nothing: if memory refuses halfway, books and mappings are as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtide.rebalance.decide import cheapest_granules
+from kvtide.types import SINK, IntArray, PageArray, ceil_div
+
+if TYPE_CHECKING:
+    from kvtide.memory import Budget
+    from kvtide.pool import Fences, Pool
+    from kvtide.prefix import Prefixes
+    from kvtide.rebalance.allowance import Allowance
+
+Relabel = Callable[[int, PageArray], None]
+"""(group, remap): page ids of a group changed, `remap[old]` is the new one; fix every table."""
+
+
+class Mover:
+    """Grows pools from the budget and has them give granules back.
+
+    While a step is in flight, pages it may touch stay where they are; only idle ground moves then.
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[Pool],
+        prefixes: Prefixes,
+        budget: Budget,
+        fences: Fences,
+        allowance: Allowance,
+    ) -> None:
+        self.pools = pools
+        self.prefixes = prefixes
+        self.budget = budget
+        self.fences = fences
+        self._allowance = allowance
+        self.relabel: Relabel = _nobody
+        self.floors = [0] * len(pools)
+        """Least granules of each pool, by group."""
+        self.ceilings = [pool.space.num_granules for pool in pools]
+        """Most granules of each pool, by group."""
+        self.epoch = 0
+        """Goes up whenever a granule came or went or a page changed places."""
+        self.num_relocated = 0
+        self.num_yielded = [0] * len(pools)
+        """Cached pages that each pool dropped so that another could have the ground."""
+
+    def bottom(self, group: int) -> int:
+        """Granules below which the pool never goes: its floor, and the sink's."""
+        return max(self.floors[group], self.pools[group].space.granules_for(1))
+
+    def left(self) -> int:
+        """Granules that may still move at this step for anything but live demand."""
+        return self._allowance.left(self.fences.issued)
+
+    # -- growing -------------------------------------------------------------------------------
+
+    def grow(self, group: int, num_pages: int) -> bool:
+        """Add up to `num_pages` pages (at least one) from the budget's free granules; False if
+        none.
+        """
+        pool = self.pools[group]
+        free = min(self.budget.num_free, self.ceilings[group] - pool.num_mapped)
+        space = pool.space
+        num_pages = min(num_pages, free * space.granule_bytes // space.page_bytes + 1)
+        while num_pages > 0:
+            granules = pool.growth_for(num_pages)
+            if 0 < len(granules) <= free:
+                return self._grow_at(group, granules)
+            if not len(granules):
+                return False
+            num_pages -= max(1, (len(granules) - free) * space.granule_bytes // space.page_bytes)
+        return False
+
+    def grow_granules(self, group: int, count: int) -> int:
+        """Add up to `count` free granules of the budget at the pool's lowest free addresses; how
+        many came.
+        """
+        pool = self.pools[group]
+        room = min(count, self.budget.num_free, self.ceilings[group] - pool.num_mapped)
+        absent = np.flatnonzero(~pool.mapped)[: max(0, room)]
+        return len(absent) if len(absent) and self._grow_at(group, absent) else 0
+
+    def _grow_at(self, group: int, granules: IntArray) -> bool:
+        if not self.pools[group].grow(granules):
+            return False
+        self.epoch += 1
+        self._allowance.spend(self.fences.issued, len(granules))
+        return True
+
+    # -- giving --------------------------------------------------------------------------------
+
+    def give(self, donor: int, count: int, keep: int = 0) -> int:
+        """Return up to `count` granules of a pool to the budget, leaving `keep` free pages; how
+        many went.
+
+        Drops the pool's coldest cached pages until the rest fits, then moves what still stands on
+        the chosen granules to free pages elsewhere in the pool.
+        """
+        pool = self.pools[donor]
+        count = min(count, pool.num_mapped - self.bottom(donor))
+        while count > 0:
+            granules = self._clear_granules(donor, count, keep)
+            if granules is not None:
+                self.epoch += 1
+                return pool.shrink(granules)
+            count //= 2
+        return 0
+
+    def exchange(self, donor: int, receiver: int, count: int) -> int:
+        """Move up to `count` granules from one pool to another; how many went. If the receiver
+        cannot take them the donor has as many as before.
+        """
+        room = self.ceilings[receiver] - self.pools[receiver].num_mapped
+        given = self.give(donor, min(count, room))
+        if not given:
+            return 0
+        came = 0
+        try:
+            came = self.grow_granules(receiver, min(count, given))  # a neighbour may have come free
+        finally:
+            if came < given and not self.budget.overdraft:
+                self.grow_granules(donor, given - came)
+        return came
+
+    def _clear_granules(self, donor: int, count: int, keep: int) -> IntArray | None:
+        """Vacate `count` granules of a pool and return them, or None if they cannot be."""
+        pool, books = self.pools[donor], self.pools[donor].books
+        books.drain()
+        lost = min(pages_lost(pool, count), books.num_pages)
+        if lost + keep > books.num_free:
+            eviction = self.prefixes.eviction
+            before = eviction.num_evicted[donor]
+            eviction.evict(donor, lost + keep - books.num_free)
+            self.num_yielded[donor] += eviction.num_evicted[donor] - before
+            books.drain()
+        chosen = self._choose(pool, count)
+        if len(chosen) < count:
+            return None
+        doomed = pool.space.touching(chosen)
+        doomed = doomed[books.exists[doomed]]
+        free = books.free_mask()
+        occupied = doomed[~free[doomed]]
+        if books.num_free - (len(doomed) - len(occupied)) - len(occupied) < keep:
+            return None
+        if len(occupied):
+            avoid = np.zeros(books.max_pages, np.bool_)
+            avoid[doomed] = True
+            target = books.take_outside(avoid, len(occupied))
+            if target is None:
+                return None
+            self._relocate(donor, occupied, target)
+        return chosen
+
+    def _choose(self, pool: Pool, count: int) -> IntArray:
+        space, books = pool.space, pool.books
+        leased = space.load(np.flatnonzero(books.lease > 0))
+        cached = space.load(np.flatnonzero((books.lease == 0) & (books.owner > 0)))
+        fixed = [np.array([SINK]), books.in_flight_pages()]
+        if not self.fences.quiesced:
+            fixed.append(books.busy_pages())
+        leased[space.under(np.concatenate(fixed))] = -1
+        mapped = np.flatnonzero(pool.mapped)
+        if space.granule_bytes % pool.page_bytes:
+            # A hole would cost the pages that straddle its edges, and what fits would no longer be
+            # a matter of counting: give from the top, so that the mapped granules stay a prefix.
+            return mapped[leased[mapped] >= 0][-count:]
+        return cheapest_granules(mapped, leased, cached, count)
+
+    def _relocate(self, group: int, src: PageArray, dst: PageArray) -> None:
+        """Move pages and every name they have: bytes, books, tree, tables."""
+        pool = self.pools[group]
+        try:
+            pool.copy(src, dst)
+        except BaseException:
+            pool.books.release(dst)
+            raise
+        owners = pool.books.owner[src].copy()
+        pool.books.move(src, dst)
+        remap = np.arange(len(pool.books.lease) + 1, dtype=np.int32)
+        remap[-1] = -1
+        remap[src] = dst
+        self.prefixes.relabel(group, owners, remap)
+        self.relabel(group, remap)
+        self.num_relocated += len(src)
+        moved_bytes = len(src) * pool.page_bytes
+        self._allowance.spend(self.fences.issued, ceil_div(moved_bytes, pool.space.granule_bytes))
+
+
+def pages_lost(pool: Pool, granules: int) -> int:
+    """Pages a pool may lose with so many granules: two more than fit may straddle their edges."""
+    return ceil_div(granules * pool.space.granule_bytes, pool.page_bytes) + 2
+
+
+def _nobody(group: int, remap: PageArray) -> None:
+    """Before anyone holds pages there is nothing to rename."""
