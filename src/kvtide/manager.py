@@ -163,6 +163,7 @@ class KVManager:
     def batch(self, sequences: Seq[Sequence]) -> Batch:
         """Freeze a set of admitted sequences that run together."""
         require_all(sequences, Status.ADMITTED)
+        require_unregistered(sequences)
         return Batch(tuple(sequences), self._parts.ledger.holdings.membership)
 
     def extend(self, sequences: Sequences, num_new: IntArray | int = 1) -> Answer:

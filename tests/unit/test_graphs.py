@@ -62,6 +62,28 @@ def test_a_move_asked_for_during_a_replay_waits() -> None:
     rig.decode(seqs, 3)
 
 
+def test_a_move_of_live_pages_goes_on_where_a_step_begins_with_none_in_flight() -> None:
+    """An engine that always has one in flight keeps its pages; once the device has caught up,
+    they go as the next step begins.
+    """
+    rig = Captured()
+    seqs = rig.scatter()
+    rig.twin.step(seqs)
+    rig.move("full", "state", 22)
+    for _ in range(4):
+        rig.twin.step(seqs)
+        while rig.guard.num_in_flight > 1:
+            rig.twin.device.run(1)
+        assert rig.kv.snapshot().granules_pending > 0
+        assert rig.kv.moved[1] == 0
+    pending = rig.kv.snapshot().granules_pending
+    rig.twin.device.run()
+    rig.decode(seqs, 1)
+    assert rig.kv.snapshot().granules_pending < pending
+    assert rig.kv.moved[1] > 0
+    rig.decode(seqs, 4)
+
+
 @pytest.mark.parametrize("num_run", [5, 8])
 def test_without_the_guard_the_same_move_pulls_the_pages_from_under_the_replay(
     num_run: int,

@@ -40,12 +40,14 @@ VERBS: dict[str, Callable[[Captured, Padding], object]] = {
     "close": lambda rig, padding: rig.kv.close([padding.seq]),
     "suspend": lambda rig, padding: rig.kv.suspend([padding.seq]),
     "trim": lambda rig, padding: rig.kv.trim(padding.seq, 1),
+    "batch": lambda rig, padding: rig.kv.batch([padding.seq]),
+    "step": lambda rig, padding: rig.guard.begin_step([padding.seq], 1),
     "fork": lambda rig, padding: rig.kv.fork(padding.seq),
 }
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_registered_padding_cannot_be_taken_away(
+def test_registered_padding_cannot_be_taken_away_or_run(
     rig: Captured, verb: Callable[[Captured, Padding], object]
 ) -> None:
     assert rig.padding is not None
@@ -54,6 +56,7 @@ def test_registered_padding_cannot_be_taken_away(
         verb(rig, rig.padding)
     assert rig.padding.seq.status is Status.ADMITTED
     assert rig.kv.snapshot() == before
+    assert rig.guard.num_in_flight == 0
 
 
 def test_a_close_that_names_padding_closes_nobody(rig: Captured) -> None:

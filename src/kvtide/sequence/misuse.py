@@ -32,6 +32,7 @@ def require_unregistered(sequences: Seq[Sequence]) -> None:
     for seq in sequences:
         if seq.registered:
             raise UsageError(
-                f"the sequence in row {seq.row} is padding that captured graphs rely on; "
-                "unregister it through the handle that register_padding returned, then it can go"
+                f"the sequence in row {seq.row} is padding that captured graphs rely on; begin_step"
+                " fills rows with it, and it stays as it is; unregister it through the handle that "
+                "register_padding returned if it has to go"
             )
