@@ -37,6 +37,7 @@ from tests.tiny import GRANULE
 
 from kvtide import (
     CapacityError,
+    ConfigError,
     KVManager,
     Layout,
     MemfdMemory,
@@ -342,6 +343,30 @@ class ManagerMachine(RuleBasedStateMachine):
         self.moved |= moved > 0
         self.seen["moves"] += moved > 0
 
+    @rule(data=st.data(), settle=st.booleans())
+    def budget(self, data: st.DataObject, settle: bool) -> None:
+        """The whole tier shrinks or grows, by steps or at once; live sequences keep all they have.
+
+        After a manual plan a static split may leave a pool too little: that is refused.
+        """
+        least, most = sum(self.kv._parts.least.values()), self.kv.memory.num_granules
+        granules = data.draw(st.integers(least, most))
+        before, held = self.kv.snapshot(), self.holdings()
+        try:
+            progress = self.kv.set_budget(granules * GRANULE)
+        except ConfigError:
+            assert self.mode == "static"
+            assert self.kv.snapshot() == before
+            return
+        if settle:
+            progress = self.kv.settle()
+        assert self.holdings() == held
+        facts = self.kv.snapshot()
+        assert facts.budget_bytes == granules * GRANULE
+        over = sum(pool.granules for pool in facts.pools.values()) - granules
+        assert progress.pending == facts.granules_pending >= max(0, over)
+        self.seen["shrunk"] += granules < most
+
     @precondition(lambda self: self.mode == "elastic" and not self.engine.num_in_flight)
     @rule(data=st.data(), granules=st.integers(1, 6))
     def take_ground(self, data: st.DataObject, granules: int) -> None:
@@ -398,6 +423,9 @@ class ManagerMachine(RuleBasedStateMachine):
         """Everything closed: nothing is used, and one longest sequence can have its way again."""
         self.engine.complete(self.engine.num_in_flight)
         self.kv.close(list(self.known))
+        self.kv.rebalance(())
+        self.kv.settle()
+        assert self.kv.snapshot().granules_pending == 0  # a shrink ends when everybody has left
         self.kv.check()
         assert all(used == 0 for used in self.used().values())
         self.all_that_is_cached_can_go()

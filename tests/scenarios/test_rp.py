@@ -82,7 +82,7 @@ def test_rp_3_ratio_from_one_snapshot_misses_the_page_a_window_straddles() -> No
 
 
 def test_rp_4_floor_for_a_windowed_pool_collapses_to_one_slot() -> None:
-    """The split a long-history profile would give (a window pool at its least) serves six anyway."""
+    """The split of a long-history profile (a window pool at its least) serves six all the same."""
     rig = Rig(full(), window(3), pages=[20, 20], max_tokens=24, block_tokens=8, mode="elastic",
               pool_ratio={"full": 0.9, "window_3": 0.1})  # fmt: skip
     assert rig.facts("window_3").granules == 4

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtide.types import ABSENT, PageArray
+from kvtide.types import ABSENT, Origin, PageArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,7 +39,7 @@ class Snapshots:
         """First boundary (tokens) after `computed` where a snapshot is wanted in prefill; 0 if
         none.
         """
-        if not self._states:
+        if not self._states or seq.origin is not Origin.TRAFFIC:
             return 0
         grid = (computed // self._interval + 1) * self._interval
         stops = [grid, self._prompt_end(seq) * self._block, seq.branch * self._block]
@@ -53,6 +53,8 @@ class Snapshots:
         """The state after `computed` tokens (a block boundary) is in the live page: keep it if
         wanted.
         """
+        if seq.origin is not Origin.TRAFFIC:
+            return  # nobody would ever match it
         block = computed // self._block
         wanted = block in (seq.branch, self._prompt_end(seq)) or computed % self._interval == 0
         if block in seq.snapshots or not (wanted or computed > seq.prompt_tokens):
