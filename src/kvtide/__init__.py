@@ -10,8 +10,10 @@ from kvtide.errors import (
     DeviceError,
     InvariantError,
     KvError,
+    StaleGraphError,
     UsageError,
 )
+from kvtide.guard import GraphGuard
 from kvtide.layout import Layout, Parallel, Speculative
 from kvtide.manager import KVManager, Step
 from kvtide.media import Media
@@ -26,6 +28,7 @@ __all__ = [
     "CapacityError",
     "ConfigError",
     "DeviceError",
+    "GraphGuard",
     "Holder",
     "InvariantError",
     "KVManager",
@@ -42,6 +45,7 @@ __all__ = [
     "Scope",
     "Sequence",
     "Speculative",
+    "StaleGraphError",
     "Step",
     "UsageError",
 ]

@@ -21,6 +21,10 @@ class UsageError(KvError):
     """A verb was called on something in the wrong state, or with arguments that make no sense."""
 
 
+class StaleGraphError(UsageError):
+    """A captured graph must not be replayed: what it baked in holds no more; capture it again."""
+
+
 class DeviceError(KvError, OSError):
     """The operating system or the device refused to reserve, map or unmap memory."""
 

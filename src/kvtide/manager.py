@@ -19,6 +19,7 @@ from kvtide.events import AllBlocksCleared
 from kvtide.facts import Snapshot, take_snapshot
 from kvtide.media import Media, MediaIds
 from kvtide.sequence import Answer, Batch, PageTable, Sequence, Status, Step
+from kvtide.sequence.misuse import require, require_all, require_unregistered
 from kvtide.tokens import TokenSource, as_tokens
 from kvtide.types import IntArray, Origin, Scope
 
@@ -82,6 +83,12 @@ class KVManager:
         """Goes up whenever a granule came or went or a page changed places."""
         return self._parts.mover.epoch
 
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that have not ended or whose fence has not passed; asks the fences."""
+        fences = self._parts.fences
+        return fences.issued - fences.poll()
+
     # -- the life of a sequence ----------------------------------------------------------------
 
     def open(
@@ -130,7 +137,7 @@ class KVManager:
         )
         if len(counts) != len(sequences):
             raise UsageError(f"num_tokens has {len(counts)} counts for {len(sequences)} sequences")
-        self._require_all(sequences, Status.OPEN, Status.SUSPENDED)
+        require_all(sequences, Status.OPEN, Status.SUSPENDED)
         requests: list[tuple[Sequence, int]] = []
         for seq, count in zip(sequences, counts, strict=True):
             known = seq.length
@@ -147,7 +154,7 @@ class KVManager:
         Less than that if a state snapshot is wanted at a boundary on the way: a state can be kept
         only where a chunk ends.
         """
-        self._require(seq, Status.ADMITTED)
+        require(seq, Status.ADMITTED)
         computed = seq.computed
         n = min(limit, seq.length - computed)
         stop = self._parts.ledger.holdings.snapshots.next_stop(seq, computed)
@@ -155,7 +162,8 @@ class KVManager:
 
     def batch(self, sequences: Seq[Sequence]) -> Batch:
         """Freeze a set of admitted sequences that run together."""
-        self._require_all(sequences, Status.ADMITTED)
+        require_all(sequences, Status.ADMITTED)
+        require_unregistered(sequences)
         return Batch(tuple(sequences), self._parts.ledger.holdings.membership)
 
     def extend(self, sequences: Sequences, num_new: IntArray | int = 1) -> Answer:
@@ -230,7 +238,8 @@ class KVManager:
 
     def trim(self, seq: Sequence, num_tokens: int) -> None:
         """Forget the last `num_tokens` known tokens; pages beyond the rest are given back."""
-        self._require(seq, Status.ADMITTED)
+        require(seq, Status.ADMITTED)
+        require_unregistered([seq])
         if not 0 <= num_tokens < seq.length:
             raise UsageError(f"cannot trim {num_tokens} of {seq.length} tokens; one must stay")
         self._parts.ledger.trim(seq, num_tokens)
@@ -241,7 +250,8 @@ class KVManager:
         Fork after commit: between step and commit a live state is ahead of the computed tokens.
         None, and nothing changed, if every row is taken.
         """
-        self._require(seq, Status.ADMITTED)
+        require(seq, Status.ADMITTED)
+        require_unregistered([seq])
         child = Sequence(
             scope=seq.scope,
             priority=seq.priority,
@@ -254,7 +264,8 @@ class KVManager:
         """Let go of all pages. Whole computed blocks stay cached for as long as there is room for
         them.
         """
-        self._require_all(sequences, Status.ADMITTED)
+        require_all(sequences, Status.ADMITTED)
+        require_unregistered(sequences)
         for seq in sequences:
             saved = seq.tokens.copy()
             seq.peak = max(seq.peak, seq.computed)
@@ -269,6 +280,7 @@ class KVManager:
 
     def close(self, sequences: Seq[Sequence]) -> None:
         """End sequences. Whole computed blocks stay cached. Closing twice does nothing."""
+        require_unregistered(sequences)
         for seq in sequences:
             if seq.status is Status.ADMITTED:
                 self._parts.ledger.finish(seq)
@@ -322,7 +334,10 @@ class KVManager:
 
     def shut_down(self) -> None:
         """Close every sequence and give the memory back. A second call does nothing."""
-        self.close(list(self._parts.ledger.holdings.live.values()))
+        live = list(self._parts.ledger.holdings.live.values())
+        for seq in live:
+            seq.registered = False  # the graphs that rely on it end with the memory
+        self.close(live)
         self.memory.close()
 
     def __enter__(self) -> Self:
@@ -364,16 +379,3 @@ class KVManager:
                 "commit names other sequences than the last extend or step; give the same list"
             )
         return self._last
-
-    @staticmethod
-    def _require_all(sequences: Seq[Sequence], *allowed: Status) -> None:
-        if len(set(sequences)) != len(sequences):
-            raise UsageError("a sequence is named twice; give each once")
-        for seq in sequences:
-            KVManager._require(seq, *allowed)
-
-    @staticmethod
-    def _require(seq: Sequence, *allowed: Status) -> None:
-        if seq.status not in allowed:
-            names = " or ".join(status.value for status in allowed)
-            raise UsageError(f"the sequence is {seq.status.value}; this needs one that is {names}")

@@ -80,7 +80,7 @@ class Admission:
 
     def _require_room(self, pool: int, entered: list[tuple[Sequence, int]]) -> None:
         """Raise CapacityError if one request alone asks for more than its pool could ever hold."""
-        group, limit = self._held.groups[pool], self._held.supply.limit(pool)
+        group, limit = self._held.groups[pool], self._held.limit(pool)
         if not isinstance(group, FullGroup):
             return
         for seq, blocks in entered:

@@ -76,7 +76,7 @@ class Growth:
 
     def _require_possible(self, pool: int, rows: IntArray, stop: IntArray) -> None:
         """Raise CapacityError if a single row asks for more than its pool could ever hold."""
-        group, limit = self._held.groups[pool], self._held.supply.limit(pool)
+        group, limit = self._held.groups[pool], self._held.limit(pool)
         if not isinstance(group, FullGroup):
             return
         for row, blocks in zip(rows.tolist(), stop.tolist(), strict=True):

@@ -140,6 +140,12 @@ class Holdings:
                 g.release(row, blocks, held)
             self.rows.room[row] = blocks * self._block
 
+    def limit(self, group: int) -> int:
+        """Most pages that requests could ever have in a pool: registered padding keeps its own."""
+        kept = [row for row, seq in self.live.items() if seq.registered]
+        entries = self.groups[group].table.rows[kept]
+        return self.supply.limit(group) - int(np.count_nonzero(entries >= 0))
+
     def refusal(self, pool: int, needed: int) -> Answer:
         """The answer when a pool has no room for `needed` pages."""
         p = self.groups[pool].pool

@@ -27,7 +27,7 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request's handle. Read it; only the manager changes it.
+    """One request's handle. Read it; only the manager (and a graph guard) changes it.
 
     tokens:  |<- committed: matchable ->|<- computed: KV exists ->|<- known, to be computed ->|
     `computed <= length` and `computed <= capacity` always. While not admitted nothing is computed.
@@ -56,6 +56,8 @@ class Sequence:
     """The snapshot boundary that follows decode; replaced by the next unless it is wanted."""
     peak: int = 0
     """Most tokens ever computed: what a resume computes below it is computed again."""
+    registered: bool = False
+    """Padding that captured graphs rely on: it keeps its row and its pages until unregistered."""
     rows: Rows | None = None
     """The arrays its numbers live in while admitted."""
     saved: TokenArray = field(default_factory=lambda: np.empty(0, np.int32))

@@ -55,20 +55,36 @@ def has_stamp(arena: Arena, index: int, value: int) -> bool:
     return bool((granule(arena, index) == _pattern(arena.granule_bytes, value)).all())
 
 
-def read_faults(address: int) -> bool:
-    """Whether reading one byte at `address` kills a process; tried in a forked child."""
+def fate(action: Callable[[], object]) -> str:
+    """What comes of `action`: "fault", the name of the exception it raises, or "" if all is well.
+
+    Tried in a forked child, which sees this process's memory and shares what a memfd backs.
+    """
+    reader, writer = os.pipe()
     with warnings.catch_warnings():
-        # Newer Pythons warn about forking beside threads; this child only reads one byte and exits.
+        # Newer Pythons warn about forking beside threads; this child only acts and exits.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         faulthandler.disable()
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        ctypes.c_ubyte.from_address(address).value  # noqa: B018 (the read is the point)
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001 (the child reports it and ends here)
+            os.write(writer, type(error).__name__.encode())
         os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        raised = pipe.read()
     _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSEGV
+    faulted = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSEGV
+    return "fault" if faulted else raised
+
+
+def read_faults(address: int) -> bool:
+    """Whether reading one byte at `address` kills a process; tried in a forked child."""
+    return fate(lambda: ctypes.c_ubyte.from_address(address).value) == "fault"
 
 
 def refuses(arena: Arena, misuse: Callable[[], object], *numbers: int) -> None:
