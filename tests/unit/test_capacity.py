@@ -297,3 +297,23 @@ def test_over_a_thousand_steps_only_live_demand_moves_beyond_the_limit() -> None
     assert moved(None)["price"] == 2
     assert moved(GRANULE)["price"] == 1
     assert moved(0)["price"] == 0
+
+
+def test_pages_of_a_finished_step_in_another_pool_are_no_reason_to_refuse() -> None:
+    """The pool that could give has pages behind a fence that has passed: they count as free."""
+    r = Rig(
+        full(), window(8), pages=[7, 11], max_tokens=28, mode="elastic",
+        pool_ratio={"full": 8 / 20, "window_8": 12 / 20},
+    )  # fmt: skip
+    seq = r.start(range(15), sample=True)
+    r.engine.step([seq], 1, in_flight=True)
+    r.kv.reset()
+    r.kv.close([seq])  # nobody's pages now, but the step may still read them
+    assert r.facts("window_8").in_flight == 2
+    r.engine.complete()
+    seqs = [r.kv.open(range(100, 128)), r.kv.open(range(200, 216))]
+    assert r.kv.admit([seqs[0]], 1)
+    r.engine.prefill([seqs[0]], limit=1)
+    assert r.kv.admit([seqs[1]])
+    r.engine.prefill([seqs[1]])
+    r.engine.verify(seqs)

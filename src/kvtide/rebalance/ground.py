@@ -95,8 +95,8 @@ class Ground:
         short = [g for g, pool in enumerate(self._pools) if pool.books.num_free < wanted[g]]
         if short:
             self._fences.poll()
-        for g in short:
-            self._pools[g].books.drain()
+            for pool in self._pools:  # the others' too: they may have to give
+                pool.books.drain()
         if all(self._pools[g].books.num_free >= wanted[g] for g in short):
             return None
         refused = self.refusing(wanted)
