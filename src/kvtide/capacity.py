@@ -10,6 +10,7 @@ import numpy as np
 
 from kvtide.errors import ConfigError, DeviceError, UsageError
 from kvtide.sequence.groups import StateGroup
+from kvtide.types import ceil_div
 
 if TYPE_CHECKING:
     from kvtide.assembly import Parts
@@ -78,19 +79,32 @@ class Capacity:
 
     def set_budget(self, num_bytes: int) -> Progress:
         """Use so many bytes from now on; see `KVManager.set_budget`."""
-        parts, size = self._parts, self._parts.memory.granule_bytes
-        granules, need = num_bytes // size, sum(parts.least.values())
+        parts, size, least = self._parts, self._parts.memory.granule_bytes, self._least()
+        granules, need = num_bytes // size, sum(least.values())
         most = parts.budget.num_granules
         if not need <= granules <= most:
             raise ConfigError(
-                f"a budget of {num_bytes:,} bytes was asked for; one longest sequence and the "
-                f"floors need {need * size:,}, the memory has {most * size:,}: choose a value "
-                "between them"
+                f"a budget of {num_bytes:,} bytes was asked for; one longest sequence, "
+                f"floors and registered padding need {need * size:,}, the memory has "
+                f"{most * size:,}: choose a value between them"
             )
-        parts.backlog.require_split(granules, parts.least)
+        parts.backlog.require_split(granules, least)
         _log.info("budget: %d granules, was %d", granules, parts.budget.quota)
         parts.budget.set_quota(granules)
         return self._go_on(parts.mover.left())
+
+    def _least(self) -> dict[str, int]:
+        """Granules each pool needs whatever happens: for one longest sequence, its floor, and what
+        registered padding keeps.
+        """
+        held = self._parts.ledger.holdings
+        rows = [row for row, seq in held.live.items() if seq.registered]
+        least = dict(self._parts.least)
+        for group in held.groups:
+            pages = int(np.count_nonzero(group.table.rows[rows] >= 0))
+            space = group.pool.space
+            least[group.pool.name] += ceil_div(pages * space.page_bytes, space.granule_bytes)
+        return least
 
     def settle(self) -> Progress:
         """Carry out what is pending now, without the limit per step; see `KVManager.settle`."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.tiny import GRANULE, Rig, full, state, window
 
-from kvtide import ConfigError, KVManager, Layout, Move, Options, Origin, UsageError
+from kvtide import ConfigError, GraphGuard, KVManager, Layout, Move, Options, Origin, UsageError
 from kvtide.events import GroundMoved
 from kvtide.memory import MemfdMemory
 from kvtide.testing.engine import FakeEngine
@@ -184,6 +184,22 @@ def test_a_budget_outside_what_is_possible_is_refused() -> None:
     with pytest.raises(ConfigError, match="leaves pool 'window_8' 3 by its share"):
         static.kv.set_budget(11 * GRANULE)
     assert static.kv.snapshot().budget_bytes == 16 * GRANULE
+
+
+def test_a_budget_leaves_room_for_a_longest_sequence_beside_registered_padding() -> None:
+    r = rig()
+    r.kv.set_budget(9 * GRANULE)  # 5 + 4
+    r.kv.set_budget(16 * GRANULE)
+    guard = GraphGuard(r.kv)
+    padding = guard.register_padding(5)
+    assert padding is not None
+    with pytest.raises(ConfigError, match="registered padding need 53,248"):
+        r.kv.set_budget(12 * GRANULE)
+    r.kv.set_budget(13 * GRANULE)
+    r.engine.prefill([r.start(range(8))])
+    padding.unregister()
+    r.kv.set_budget(9 * GRANULE)
+    r.kv.check()
 
 
 def test_a_manager_may_start_small_and_grow() -> None:
