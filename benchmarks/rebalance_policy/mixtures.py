@@ -84,10 +84,10 @@ LONG = (
 MIXTURES = (
     Mixture(
         "day",
-        "Mooncake conversation, then Azure code over a thinner conversation, then agent sessions",
+        "Mooncake conversation, then Azure code with conversation, then agent sessions",
         (
             Phase("conversation", CONVERSATION, 600),
-            Phase("code", f"{CODE},scale=2 + {CONVERSATION},since=1800,scale=0.5", 600),
+            Phase("code", f"{CODE} + {CONVERSATION},since=1800", 600),
             Phase("agents", f"{AGENTS},pause=10,rate=0.6", 600),
         ),
     ),

@@ -66,11 +66,10 @@ class Case:
 
 
 CASES = {
-    "gpt-oss-20b": Case("gpt-oss-20b", 1, 40 * GB),
+    "gpt-oss-20b": Case("gpt-oss-20b", 1, 24 * GB),
     "Gemma-3-27B": Case("gemma-3-27b-it", 8, 30 * GB),
     "Qwen3-Next-80B": Case("Qwen3-Next-80B-A3B-Instruct", 2, 30 * GB),
-    "Nemotron-3-Nano": Case("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 2, 20 * GB),
-    "DeepSeek-V3.2": Case("DeepSeek-V3.2", 8, 40 * GB, "fp8_ds_mla", rate=0.25),
+    "DeepSeek-V3.2": Case("DeepSeek-V3.2", 8, 28 * GB, "fp8_ds_mla", rate=0.25),
     "Kimi-Linear-48B": Case("Kimi-Linear-48B-A3B-Instruct", 2, 20 * GB),
 }
 
