@@ -224,7 +224,9 @@ def _phase_checks(group: Group) -> Iterator[tuple[str, bool]]:
     where = " (stationary)" if group.mixture == STEADY_MIXTURE else ""
     for phase in range(group.phases):
         best = group.best(phase)
-        for row in group.of("elastic") if best is not None else ():
+        if best is None:
+            continue
+        for row in group.of("elastic"):
             reached = _ratio(row, best, phase) >= goal
             yield f"{goal:.0%} of the hits of the phase's best fixed split{where}", reached
             yield "at most 2 % stranded in steady state", _stranded(row, phase) <= STRANDED
