@@ -52,8 +52,8 @@ class CapacityChanged:
 class GroundMoved:
     """`granules` granules went from pool `donor` to pool `receiver` (None: to the system).
 
-    `cause` is price, demand, plan or budget; `reason` says in numbers why. With `dry_run` they
-    would have moved.
+    `cause` is idle, price, demand, plan or budget; `reason` says in numbers why. With `dry_run`
+    they would have moved.
     """
 
     donor: str

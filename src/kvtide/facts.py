@@ -60,7 +60,7 @@ class Snapshot:
     granules_moved: int
     """Granules that went from one pool to another (or to the system: budget)."""
     granules_moved_by: Mapping[str, int]
-    """The same by cause: price, demand, plan, budget."""
+    """The same by cause: idle, price, demand, plan, budget."""
     granules_declined: int
     """Granules that dry_run would have begun to move."""
     granules_pending: int

@@ -302,17 +302,18 @@ def test_misuse_names_numbers() -> None:
 
 
 def test_over_a_thousand_steps_only_live_demand_moves_beyond_the_limit() -> None:
-    def moved(limit: int | None) -> dict[str, int]:
+    def moved(limit: int | None) -> int:
         r = Rig(
             full(), state(interval=4), pages=[12, 6], max_tokens=16, mode="elastic",
             pool_ratio={"full": 0.7, "state": 0.3}, move_bytes_per_1000_steps=limit,
         )  # fmt: skip
         squeeze(r)
-        return dict(r.kv.snapshot().granules_moved_by)
+        by_cause = r.kv.snapshot().granules_moved_by
+        return by_cause["idle"] + by_cause["price"]
 
-    assert moved(None)["price"] == 2
-    assert moved(GRANULE)["price"] == 1
-    assert moved(0)["price"] == 0
+    assert moved(None) > 2
+    assert moved(GRANULE) == 1
+    assert moved(0) == 0
 
 
 def test_pages_of_a_finished_step_in_another_pool_are_no_reason_to_refuse() -> None:

@@ -152,6 +152,8 @@ class Ground:
         missing = wanted[group] - pool.books.num_free
         if self._elastic and self._mover.grow(group, max(missing, self._ample(group))):
             return True
+        if self._elastic and self._take_idle(group, missing, wanted):
+            return True
         self._pressed_at[group] = self._fences.issued
         eviction = self._prefixes.eviction
         freed = eviction.evict_worthless(group, missing)
@@ -185,6 +187,22 @@ class Ground:
             given = self._mover.give(donor, given, wanted[donor])
             if given and self._mover.grow(group, self._pages_of(group, missing, share)):
                 self._journal.note(donor, group, given, "price", reason)
+                return True
+        return False
+
+    def _take_idle(self, group: int, missing: int, wanted: Sequence[int]) -> bool:
+        """Take ground that is free elsewhere and was not used lately: nobody has to drop a page."""
+        if self._mover.exhausted:
+            return False
+        keeps = self._peaks(wanted)
+        for donor in self._donors(group):
+            pool = self._pools[donor]
+            pool.books.drain()
+            idle = (pool.books.num_free - keeps[donor] - pages_lost(pool, 0)) * pool.page_bytes
+            granules = min(self._share(donor, group, missing), idle // pool.space.granule_bytes)
+            given = self._mover.give(donor, granules, keeps[donor]) if granules > 0 else 0
+            if given and self._mover.grow(group, self._pages_of(group, missing, granules)):
+                self._journal.note(donor, group, given, "idle", "free, and not used lately")
                 return True
         return False
 

@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from kvtide.events import Sink
     from kvtide.prefix.eviction import Offer
 
-Cause: TypeAlias = Literal["price", "demand", "plan", "budget"]
-"""price: another pool's cached pages were worth less; demand: live sequences had nothing left to
-drop; plan: somebody asked for it; budget: the whole tier shrinks."""
+Cause: TypeAlias = Literal["idle", "price", "demand", "plan", "budget"]
+"""idle: another pool had it free and had not used it lately; price: another pool's cached pages were
+worth less; demand: live sequences had nothing left to drop; plan: somebody asked for it; budget:
+the whole tier shrinks."""
 
 _log = logging.getLogger("kvtide.rebalance")
 
@@ -24,7 +25,13 @@ class Journal:
     def __init__(self, names: list[str], events: Sink | None) -> None:
         self._names = names
         self._events = events
-        self.num_moved: dict[Cause, int] = {"price": 0, "demand": 0, "plan": 0, "budget": 0}
+        self.num_moved: dict[Cause, int] = {
+            "idle": 0,
+            "price": 0,
+            "demand": 0,
+            "plan": 0,
+            "budget": 0,
+        }
         """Granules that left a pool for another (for the system: budget), by cause."""
 
         self.num_declined = 0
