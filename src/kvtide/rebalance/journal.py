@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvtide.prefix.eviction import Offer
 
 Cause: TypeAlias = Literal["idle", "price", "demand", "plan", "budget"]
-"""idle: another pool had it free and had not used it lately; price: another pool's cached pages were
+"""idle: another pool had it free, unused lately; price: another pool's cached pages were
 worth less; demand: live sequences had nothing left to drop; plan: somebody asked for it; budget:
 the whole tier shrinks."""
 
