@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvtide.prefix.habits import Grid
+from kvtide.prefix.joint import WindowRule
 from kvtide.prefix.order import DEAD, LIVE, LOOSE, Order, Rank
 from kvtide.prefix.tree import HOLE, PrefixTree, pages_of
 from kvtide.types import ABSENT, IntArray, PageArray
@@ -34,7 +36,21 @@ class Offer:
     priority: int
     age: int
     pages: int
-    tokens: int
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Victim:
+    """An offer of a window or state group: these blocks of a run, its end's or those within."""
+
+    offer: Offer
+    node: Node
+    blocks: IntArray
+    at_end: bool
+
+    def price(self) -> tuple[int, float]:
+        """Smaller goes first."""
+        return self.offer.priority, self.offer.tokens / (self.offer.age * self.offer.pages)
 
 
 class Eviction:
@@ -42,7 +58,7 @@ class Eviction:
 
     Full-lifetime groups lose the tails of leaf runs, in all groups at once: what is only useful
     together goes together. Window and state groups lose single pages of any run: loose ones, which
-    no match at the run's end needs, before those that make the run's end matchable.
+    neither the run's end nor a boundary on the grid needs, before those that do (`Grid`).
     """
 
     def __init__(
@@ -55,6 +71,8 @@ class Eviction:
         dead_blocks: Callable[[Node], int],
         herald: Herald,
     ) -> None:
+        self.clock = 0
+        """Matches and publications so far: the only time there is, so that ranks agree."""
         self.num_evicted = [0] * len(books)
         self._tree = tree
         self._books = books
@@ -63,8 +81,10 @@ class Eviction:
         self._split = split
         self._dead_blocks = dead_blocks
         self._runs = Order(1, _run_rank)
-        self._loose = {g: Order(4 << 2 * g, _ranker(LOOSE)) for g in self._rules}
-        self._kept = {g: Order(8 << 2 * g, _ranker(LIVE)) for g in self._rules}
+        self._loose = {g: Order(2 << 3 * g, _ranker(LOOSE)) for g in self._rules}
+        self._within = {g: Order(4 << 3 * g, _ranker(LIVE)) for g in self._rules}
+        self._kept = {g: Order(8 << 3 * g, _ranker(LIVE)) for g in self._rules}
+        self.grids = {g: Grid(r) for g, r in self._rules.items() if isinstance(r, WindowRule)}
         self.all_sparse = len(self._rules) == len(books)
         for g in self._rules:
             books[g].newly_cached = []
@@ -76,17 +96,30 @@ class Eviction:
     def queue_pages(self, node: Node) -> None:
         """`node` may hold pages in window and state groups that nobody uses."""
         for group in self._rules:
-            self._loose[group].queue(node)
             self._kept[group].queue(node)
+            self._queue_within(node, group)
+
+    def _queue_within(self, node: Node, group: int) -> None:
+        self._loose[group].queue(node)
+        if group in self.grids:
+            self._within[group].queue(node)
+
+    def _on_grid(self, node: Node, group: int, blocks: IntArray) -> IntArray:
+        """Those of some blocks of a run that a boundary on the group's grid needs."""
+        if group not in self.grids:
+            return blocks[:0]
+        return self.grids[group].on(blocks + node.depth) - node.depth
 
     def clear(self) -> None:
         """Forget all victims: the index was emptied."""
-        for order in (self._runs, *self._loose.values(), *self._kept.values()):
-            order.clear()
+        for orders in (self._loose, self._within, self._kept):
+            for order in orders.values():
+                order.clear()
+        self._runs.clear()
 
     # -- choosing ------------------------------------------------------------------------------
 
-    def offer(self, group: int, clock: int) -> Offer | None:
+    def offer(self, group: int) -> Offer | None:
         """What dropping the group's least recently used useful pages frees and costs; None if none
         are cached.
         """
@@ -97,17 +130,34 @@ class Eviction:
                 return None
             (kind, priority, used), node = head
             tokens = 0 if kind == DEAD else self._tree.block_tokens * node.num_blocks
-            return Offer(priority, clock - used + 1, node.num_blocks, tokens)
-        order = self._kept[group]
+            return Offer(priority, self.clock - used + 1, node.num_blocks, tokens)
+        victim = self._cheapest(group)
+        return None if victim is None else victim.offer
+
+    def _cheapest(self, group: int) -> _Victim | None:
+        """The cheaper of a sparse group's coldest end and its coldest pages on the grid."""
+        found = [self._coldest(group, at_end=end) for end in (True, False)]
+        return min((v for v in found if v is not None), key=_Victim.price, default=None)
+
+    def _coldest(self, group: int, *, at_end: bool) -> _Victim | None:
+        order = (self._kept if at_end else self._within)[group]
         while (head := order.coldest()) is not None:
             (_, priority, used), node = head
-            _, _, kept = self._parts(node, group)
-            if len(kept):
-                # Without its window or state no match can end here: the whole run is lost.
-                tokens = self._tree.block_tokens * node.num_blocks
-                return Offer(priority, clock - used + 1, len(kept), tokens)
+            _, loose, kept = self._parts(node, group)
+            grid = self._on_grid(node, group, loose)
+            lost: float = node.num_blocks  # without its window or state no match can end here
+            blocks, ends = kept, at_end
+            if at_end and len(loose):  # the run has grown past them
+                self._queue_within(node, group)
+                if len(grid) < len(loose):
+                    blocks, ends, lost = np.setdiff1d(loose, grid), False, 0
+            elif not at_end:  # what lies between a boundary on the grid and the one before
+                blocks, lost = grid, self.grids[group].worth(len(grid)) if len(grid) else 0
+            if len(blocks):
+                tokens = self._tree.block_tokens * lost
+                offer = Offer(priority, self.clock - used + 1, len(blocks), tokens)
+                return _Victim(offer, node, blocks, ends)
             order.discard()
-            self._loose[group].queue(node)  # the run may have grown past them
         return None
 
     def evict_worthless(self, group: int, num_pages: int) -> int:
@@ -145,12 +195,12 @@ class Eviction:
         return freed
 
     def _drain(self, group: int, num_pages: int) -> int:
-        order, freed = self._kept[group], 0
+        freed = 0
         while freed < num_pages:
-            head = order.coldest()
-            if head is None:
+            victim = self._cheapest(group)
+            if victim is None:
                 break
-            freed += self._drop_kept(head[1], group, num_pages - freed)
+            freed += self._drop_blocks(victim, group, num_pages - freed)
         return freed
 
     def _note_cached(self, group: int) -> None:
@@ -162,8 +212,8 @@ class Eviction:
             for slot in np.unique(np.concatenate(owners)).tolist():
                 node = self._tree.find(slot)
                 if node is not None:
-                    self._loose[group].queue(node)
                     self._kept[group].queue(node)
+                    self._queue_within(node, group)
             owners.clear()
 
     # -- dropping ------------------------------------------------------------------------------
@@ -215,6 +265,7 @@ class Eviction:
         order, rule, books = self._loose[group], self._rules[group], self._books[group]
         chosen: list[tuple[Node, int, int]] = []
         parts: list[bytes] = []
+        spared: list[IntArray] = []
         found = 0
         while found < wanted and (head := order.coldest()) is not None:
             node, raw = head[1], head[1].pages[group]
@@ -226,11 +277,13 @@ class Eviction:
             if part.strip(b"\xff"):
                 chosen.append((node, sinks, start))
                 parts.append(part)
+                spared.append(found - sinks + self._on_grid(node, group, np.arange(sinks, start)))
                 found += start - sinks
         if not chosen:
             return 0
         pages = np.frombuffer(b"".join(parts), np.int32)
         idle = (books.lease[pages] == 0) & (pages != ABSENT)
+        idle[np.concatenate(spared)] = False
         victims = pages[idle]
         left = np.where(idle, ABSENT, pages).astype(np.int32).tobytes()
         at = 0
@@ -242,26 +295,22 @@ class Eviction:
         self._note_dropped(group, victims, [node for node, _, _ in chosen])
         return len(victims) or self._drop_loose(group, wanted)
 
-    def _drop_kept(self, node: Node, group: int, wanted: int) -> int:
-        """Evict pages that make the end of a run matchable, so that it no longer is; its loose ones
-        first.
+    def _drop_blocks(self, victim: _Victim, group: int, wanted: int) -> int:
+        """Evict up to `wanted` of a victim's pages: its end is then no longer matchable, or the
+        grid's boundaries within.
         """
-        pages, loose, kept = self._parts(node, group)
-        order = self._kept[group]
-        victims = np.concatenate([loose, kept])[:wanted]
-        if not len(victims):
-            order.discard()
-            return 0
-        if len(victims) > len(loose) and not node.live_children:
+        node, gone = victim.node, victim.blocks[:wanted]
+        raw, pages = node.pages[group], pages_of(node, group)
+        if victim.at_end and not node.live_children:
             node.stale = True  # nothing can end here any more: what else the run holds is dead
             self._runs.requeue(node)
         left = pages.copy()
-        left[victims] = ABSENT
+        left[gone] = ABSENT
         node.pages[group] = left.tobytes()
-        self._herald.changed(node, group, pages.tobytes(), node.pages[group])
-        self._loose[group].queue(node)  # what is left of it has become loose
-        self._note_dropped(group, pages[victims], [node])
-        return len(victims)
+        self._herald.changed(node, group, raw, node.pages[group])
+        self._queue_within(node, group)  # what is left of it has become loose
+        self._note_dropped(group, pages[gone], [node])
+        return len(gone)
 
     def _note_dropped(self, group: int, pages: PageArray, nodes: list[Node]) -> None:
         self._books[group].disown(pages)

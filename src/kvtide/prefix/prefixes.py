@@ -60,7 +60,6 @@ class Prefixes:
         herald: Herald | None = None,
     ) -> None:
         self.tree = tree
-        self.clock = 0
         self.num_admitted = 0
         self._books = books
         self._rules = rules
@@ -78,6 +77,11 @@ class Prefixes:
             dead_blocks=self._dead_blocks,
             herald=herald,
         )
+
+    @property
+    def clock(self) -> int:
+        """Matches and publications so far."""
+        return self.eviction.clock
 
     # -- matching ------------------------------------------------------------------------------
 
@@ -134,7 +138,9 @@ class Prefixes:
     def touch(self, match: Match) -> None:
         """A sequence is admitted with the match: refresh the runs that serve it."""
         self.num_admitted += 1
-        self.clock += 1
+        self.eviction.clock += 1
+        if self.eviction.grids:
+            self._learn(match)
         for node in match.walk.nodes[-2:]:
             node.used = self.clock
         depth = match.blocks
@@ -145,6 +151,21 @@ class Prefixes:
                     break
                 if node.depth < depth:
                     node.used = self.clock
+
+    def _learn(self, match: Match) -> None:
+        """Tell the grids where the match ended; a run it ended within was split by `anchor`."""
+        at_end = start = parted = 0
+        if match.full_blocks > match.blocks:
+            if match.walk.end is None:  # it would have ended within a run
+                start, parted = match.walk.nodes[-1].depth, match.full_blocks
+        elif match.blocks:
+            last = match.walk.nodes[-1]
+            if last.depth < match.blocks:
+                at_end = last.num_blocks
+            elif last.parent is not None:
+                start, parted = last.parent.depth, match.blocks
+        for grid in self.eviction.grids.values():
+            grid.learn(at_end, start, parted)
 
     # -- pinning -------------------------------------------------------------------------------
 
@@ -206,7 +227,7 @@ class Prefixes:
         all leased by the caller. Where the tree has a page already the caller's lease moves to it
         and `pages[g]` is rewritten in place; where it has none it adopts the caller's.
         """
-        self.clock += 1
+        self.eviction.clock += 1
         start, tree = node, self.tree
         step, offset = tree.block_bytes, 0
         while offset < len(data):

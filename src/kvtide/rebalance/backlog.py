@@ -152,7 +152,7 @@ class Backlog:
         for g, pool in enumerate(mover.pools):
             most = pool.num_mapped - mover.bottom(g)
             if most > 0:
-                offer = offers.offer(g, mover.prefixes.clock)
+                offer = offers.offer(g)
                 price = 0.0 if offer is None else loss(offer, pool.page_bytes)
                 ranked.append((pool.books.num_free < pages_lost(pool, 1), price, g, most))
         return [(g, most) for _, _, g, most in sorted(ranked)]

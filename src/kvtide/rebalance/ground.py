@@ -159,7 +159,9 @@ class Ground:
         freed = eviction.evict_worthless(group, missing)
         if not freed and (self._elastic or self._observes) and self._take(group, missing, wanted):
             return True
-        freed = freed or eviction.evict(group, missing)
+        if not freed:
+            own = eviction.offer(group) if self._elastic else None  # the next one may be dearer
+            freed = eviction.evict(group, missing if own is None else min(missing, own.pages))
         pool.books.drain()
         return freed > 0 or (self._elastic and self._take_at_any_price(group, missing, wanted))
 
@@ -228,8 +230,7 @@ class Ground:
         """Both prices in words, if anybody reads them."""
         if not self._journal.is_read:
             return ""
-        eviction, clock = self._prefixes.eviction, self._prefixes.clock
-        offers = [eviction.offer(g, clock) for g in (donor, receiver)]
+        offers = [self._prefixes.eviction.offer(g) for g in (donor, receiver)]
         sizes = [self._pools[g].page_bytes for g in (donor, receiver)]
         return price_reason(offers[0], sizes[0], offers[1], sizes[1])
 
@@ -238,7 +239,7 @@ class Ground:
         pool, eviction = self._pools[donor], self._prefixes.eviction
         if pool.num_available - keep < pages_lost(pool, 1):
             return
-        offer, own = (eviction.offer(g, self._prefixes.clock) for g in (donor, receiver))
+        offer, own = (eviction.offer(g) for g in (donor, receiver))
         idle = pool.books.num_free - keep >= pages_lost(pool, 1)
         own_bytes = self._pools[receiver].page_bytes
         if idle or (offer is not None and should_give(offer, pool.page_bytes, own, own_bytes)):
@@ -282,14 +283,14 @@ class Ground:
         pages = min(pages_lost(pool, granules), pool.num_available - max(keep, peak))
         if pages < pages_lost(pool, 1):
             return 0
-        eviction, clock = self._prefixes.eviction, self._prefixes.clock
+        eviction = self._prefixes.eviction
         before, patience = eviction.num_evicted[donor], PATIENCE
-        own, own_bytes = eviction.offer(receiver, clock), self._pools[receiver].page_bytes
+        own, own_bytes = eviction.offer(receiver), self._pools[receiver].page_bytes
         eviction.evict_worthless(donor, pages + max(keep, peak) - books.num_free)
         books.drain()
         keep = max(keep, min(peak, books.num_free))
         while (lacking := pages + keep - books.num_free) > 0:
-            offer = eviction.offer(donor, clock)
+            offer = eviction.offer(donor)
             if offer is None:
                 break
             if not should_give(offer, pool.page_bytes, own, own_bytes, patience):
