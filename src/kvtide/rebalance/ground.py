@@ -148,28 +148,34 @@ class Ground:
                 live = pages + books.num_leased + books.num_in_flight
                 self._recent_need[g] = (max(peak, live), clock)
 
-    def spare(self, groups: Sequence[int]) -> bool:
+    def spare(self, groups: Sequence[int], *, priced: bool) -> bool:
         """Make one page free in each of these pools at the cost of nothing live: free budget, else
-        what is coldest.
+        what is coldest; nothing that has a price unless `priced`.
         """
         wanted = [int(g in groups) for g in range(len(self._pools))]
         while short := [g for g in groups if not self._pools[g].books.num_free]:
-            if not self._relieve(short[0], wanted):
+            if not self._relieve(short[0], wanted, priced=priced):
                 return False
         return True
 
     # -- acting --------------------------------------------------------------------------------
 
-    def _relieve(self, group: int, wanted: Sequence[int]) -> bool:
-        """Free some pages in a short pool; False if nothing more can be done."""
+    def _relieve(self, group: int, wanted: Sequence[int], *, priced: bool = True) -> bool:
+        """Free some pages in a short pool, of those without a price unless `priced`; False if
+        nothing more can be done.
+        """
         pool = self._pools[group]
         missing = wanted[group] - pool.books.num_free
         if self.elastic and self._budget.num_free:
             ample = self._budget.num_free * pool.space.granule_bytes // (4 * pool.page_bytes)
             if self.grow(group, max(missing, min(pool.num_usable // _STEP, ample))):
                 return True
-        self._pressed_at[group] = self._fences.issued
         eviction = self._prefixes.eviction
+        if not priced:
+            freed = eviction.evict_worthless(group, missing)
+            pool.books.drain()
+            return freed > 0
+        self._pressed_at[group] = self._fences.issued
         freed = eviction.evict_worthless(group, missing)
         movable = self.elastic and self._fences.quiesced
         if not freed and movable and self._take(group, missing, wanted):

@@ -3,7 +3,9 @@
 A snapshot costs no copy when it is taken: the live page itself becomes the snapshot, and the
 sequence restores from it into a fresh live page before its next step, exactly as after a hit.
 Wanted are the end of the prompt, the branch point where an earlier match had tokens but no state,
-and a grid; in decode the last block boundary is kept too, replaced by the next one.
+and a grid that thins out towards the prompt's beginning (`retention`); in decode the last block
+boundary is kept too, replaced by the next one. Ends and branch points may drop colder cached pages
+if they save enough; the grid takes only pages that are free or that no match needs.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvtide.sequence.retention import is_worth_a_price, next_boundary
 from kvtide.types import ABSENT, PageArray
 
 if TYPE_CHECKING:
@@ -41,23 +44,30 @@ class Snapshots:
         """
         if not self._states:
             return 0
-        grid = (computed // self._interval + 1) * self._interval
+        grid = next_boundary(computed, self._known_end(seq), self._interval)
         stops = [grid, self._prompt_end(seq) * self._block, seq.branch * self._block]
-        return min(stop for stop in stops if stop > computed)
+        return min((stop for stop in stops if stop > computed), default=0)
 
     def _prompt_end(self, seq: Sequence) -> int:
         """Last boundary a match of the same prompt could use: one token must be left to compute."""
         return (seq.prompt_tokens - 1) // self._block
 
+    def _known_end(self, seq: Sequence) -> int:
+        """That of all known tokens, in tokens: a resumed sequence computes its answer again too."""
+        return (seq.length - 1) // self._block * self._block
+
     def take(self, seq: Sequence, computed: int) -> None:
         """The state after `computed` tokens (a block boundary) is in the live page: keep it if
-        wanted.
+        wanted and if a page is to be had for it.
         """
         block = computed // self._block
-        wanted = block in (seq.branch, self._prompt_end(seq)) or computed % self._interval == 0
-        if block in seq.snapshots or not (wanted or computed > seq.prompt_tokens):
+        end = block in (seq.branch, self._prompt_end(seq))
+        wanted = end or self._on_grid(seq, computed)
+        rolls = computed > seq.prompt_tokens and not wanted
+        if block in seq.snapshots or not (wanted or rolls):
             return
-        fresh = self._fresh_pages()
+        worth = is_worth_a_price(computed - seq.restorable, self._interval)
+        fresh = self._fresh_pages(priced=worth and (end or rolls))
         if fresh is None:
             return
         kept: list[int] = []
@@ -70,13 +80,20 @@ class Snapshots:
             self._copies.plan(seq.row, g.index, live, page)
             kept.append(live)
         self._discard(seq, seq.rolling)
-        seq.rolling = -1 if wanted else block
+        seq.rolling = block if rolls else -1
+        seq.restorable = seq.restorable if rolls else computed
         seq.snapshots[block] = kept
 
-    def _fresh_pages(self) -> list[int] | None:
-        """A page in every state pool, at the cost of colder snapshots but of nothing else."""
+    def _on_grid(self, seq: Sequence, computed: int) -> bool:
+        before = computed - self._block
+        return next_boundary(before, self._known_end(seq), self._interval) == computed
+
+    def _fresh_pages(self, *, priced: bool) -> list[int] | None:
+        """A page in every state pool, at the cost of nothing live; of colder pages that a match
+        could use only if `priced`.
+        """
         # All are found before one is taken: a page that nobody names yet could be moved away.
-        if not self._supply.spare([g.index for g in self._states]):
+        if not self._supply.spare([g.index for g in self._states], priced=priced):
             return None
         taken = [g.books.take(1) for g in self._states]
         return [int(pages[0]) for pages in taken if pages is not None]
