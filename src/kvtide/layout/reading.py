@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     Layers = dict[int, tuple[Spec, ...]]
 
-DEFAULT_STATE_INTERVAL = 2048
+DEFAULT_STATE_INTERVAL = 1024
 """Tokens between the last places in a prompt where a recurrent state may be kept for reuse, about.
 """
 

@@ -25,11 +25,11 @@ def next_boundary(computed: int, end: int, interval: int) -> int:
     return first
 
 
-def is_worth_a_price(saved: int, interval: int) -> bool:
-    """May a state whose predecessor stands `saved` tokens before it drop pages that have a price?
+def may_drop_priced(saved: int, interval: int, *, is_grid: bool) -> bool:
+    """May a state drop cached pages that have a price? `saved` tokens lie between it and the last
+    state on its path; `is_grid`: nothing but the grid wants it there.
 
-    States are large: one takes the bytes of some thousand tokens of keys and values. For a short
-    question or answer it is cheaper to compute the tokens again. A fine `interval` says that the
-    caller wants less computed again.
+    A state takes the bytes of some thousand tokens of keys and values: to compute a short question
+    or answer again costs less. A fine `interval` says that the caller wants less computed again.
     """
-    return saved >= min(WORTH, interval // 2)
+    return not is_grid and saved >= min(WORTH, interval // 2)

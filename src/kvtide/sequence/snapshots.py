@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtide.sequence.retention import is_worth_a_price, next_boundary
+from kvtide.sequence.retention import may_drop_priced, next_boundary
 from kvtide.types import ABSENT, PageArray
 
 if TYPE_CHECKING:
@@ -44,30 +44,32 @@ class Snapshots:
         """
         if not self._states:
             return 0
-        grid = next_boundary(computed, self._known_end(seq), self._interval)
-        stops = [grid, self._prompt_end(seq) * self._block, seq.branch * self._block]
+        stops = [self._next_on_grid(seq, computed), *(self._block * b for b in self._ends(seq))]
         return min((stop for stop in stops if stop > computed), default=0)
 
-    def _prompt_end(self, seq: Sequence) -> int:
-        """Last boundary a match of the same prompt could use: one token must be left to compute."""
-        return (seq.prompt_tokens - 1) // self._block
+    def _ends(self, seq: Sequence) -> tuple[int, int]:
+        """Blocks where a match is likely to end: the last boundary that a match of the same prompt
+        could use (one token must be left to compute), and the branch point (-1: none).
+        """
+        return (seq.prompt_tokens - 1) // self._block, seq.branch
 
-    def _known_end(self, seq: Sequence) -> int:
-        """That of all known tokens, in tokens: a resumed sequence computes its answer again too."""
-        return (seq.length - 1) // self._block * self._block
+    def _next_on_grid(self, seq: Sequence, computed: int) -> int:
+        # Of all known tokens: a resumed sequence computes its answer again too.
+        end = (seq.length - 1) // self._block * self._block
+        return next_boundary(computed, end, self._interval)
 
     def take(self, seq: Sequence, computed: int) -> None:
         """The state after `computed` tokens (a block boundary) is in the live page: keep it if
         wanted and if a page is to be had for it.
         """
         block = computed // self._block
-        end = block in (seq.branch, self._prompt_end(seq))
-        wanted = end or self._on_grid(seq, computed)
+        ends = block in self._ends(seq)
+        wanted = ends or self._next_on_grid(seq, computed - self._block) == computed
         rolls = computed > seq.prompt_tokens and not wanted
         if block in seq.snapshots or not (wanted or rolls):
             return
-        worth = is_worth_a_price(computed - seq.restorable, self._interval)
-        fresh = self._fresh_pages(priced=worth and (end or rolls))
+        saved, is_grid = computed - seq.restorable, not (ends or rolls)
+        fresh = self._fresh_pages(priced=may_drop_priced(saved, self._interval, is_grid=is_grid))
         if fresh is None:
             return
         kept: list[int] = []
@@ -81,12 +83,8 @@ class Snapshots:
             kept.append(live)
         self._discard(seq, seq.rolling)
         seq.rolling = block if rolls else -1
-        seq.restorable = seq.restorable if rolls else computed
+        seq.restorable = computed if ends else seq.restorable
         seq.snapshots[block] = kept
-
-    def _on_grid(self, seq: Sequence, computed: int) -> bool:
-        before = computed - self._block
-        return next_boundary(before, self._known_end(seq), self._interval) == computed
 
     def _fresh_pages(self, *, priced: bool) -> list[int] | None:
         """A page in every state pool, at the cost of nothing live; of colder pages that a match
