@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest import mock
 
 from kvtide.sequence import retention, snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+
+    from kvtide.sequence.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +37,9 @@ class Rule:
     @contextmanager
     def in_force(self) -> Generator[None]:
         """Sequences keep states by this rule."""
-        own: Callable[..., tuple[int, int]] = snapshots.Snapshots._ends  # noqa: SLF001
+        own = snapshots.Snapshots._ends
 
-        def ends(self: Any, seq: Any) -> tuple[int, int]:
+        def ends(self: snapshots.Snapshots, seq: Sequence) -> tuple[int, int]:
             return own(self, seq)[0], -1
 
         functions = {"next_boundary": self.grid, "may_drop_priced": self.may_drop}
