@@ -81,7 +81,6 @@ RULES = (
     Rule("every block", "a state wherever a block ends", 64, even, always),
     Rule("every 256", "a grid of 256 (kvtide until now)", 256, even, always),
     Rule("every 2048", "a grid of 2,048", 2048, even, always),
-    Rule("2048, spare", "a grid of 2,048 that drops nothing priced", 2048, even, ends_always),
     Rule("thin", "a grid that thins out and drops nothing priced", 1024, may_drop=ends_always),
     Rule("kvtide", "the same, and short gains drop nothing priced either"),
 )

@@ -1,4 +1,4 @@
-"""Where should recurrent states be kept? Eight rules on eight kinds of traffic and three models.
+"""Where should recurrent states be kept? Seven rules on eight kinds of traffic and three models.
 
     KVTIDE_TRACES=DIR KVTIDE_CONFIGS=DIR python benchmarks/retention/run.py [--only MODEL ...]
     python benchmarks/retention/run.py --table      # what result.json says, as markdown
@@ -121,7 +121,7 @@ def main() -> None:
                 row = rows[-1]
                 about = f"{model:16} {traffic.name:17} {rule.name:12}"
                 print(f"{about} hit {_hits(row)} % ttft {_ttft(row)}", file=sys.stderr, flush=True)
-    args.out.write_text(json.dumps(rows, indent=1) + "\n")
+                args.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

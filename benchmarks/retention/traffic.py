@@ -30,7 +30,7 @@ class Traffic:
     spec: str
     gigabytes: dict[str, int]
     block_tokens: int = 64
-    requests: int = 500
+    requests: int = 300
     longest: int = 131_072
 
     def trace(self, folder: Path) -> Trace:
@@ -75,11 +75,11 @@ TRAFFIC = (
         block_tokens=512,
     ),
     Traffic(
-        "agents", "coding-agent sessions", AGENTS, _sizes(20, 40, 20), longest=60_000, requests=600
+        "agents", "coding-agent sessions", AGENTS, _sizes(20, 40, 20), requests=200, longest=60_000
     ),
-    Traffic("chats", "short chats behind 60 system prompts", CHATS, _sizes(8, 12, 8)),
+    Traffic("chats", "short chats behind 60 system prompts", CHATS, _sizes(8, 12, 8), requests=500),
     Traffic("documents", "short questions on 120 documents", DOCUMENTS, _sizes(14, 30, 14)),
-    Traffic("talks", "conversations of 4 turns", TALKS, _sizes(20, 30, 20)),
+    Traffic("talks", "conversations of 4 turns", TALKS, _sizes(20, 30, 20), requests=400),
     Traffic("chats, room", "the chats where little is evicted", CHATS, _sizes(40, 60, 40)),
     Traffic("documents, room", "the same of the questions", DOCUMENTS, _sizes(76, 76, 76)),
 )
