@@ -47,6 +47,7 @@ def run(model: str, config: Path, traffic: Traffic, rule: Rule, traces: Path) ->
     layout = Layout.from_config(
         config,
         block_tokens=traffic.block_tokens,
+        kv_dtype="bfloat16",
         parallel=Parallel(tensor=RANKS),
         state_interval=interval,
     )

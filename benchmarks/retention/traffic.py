@@ -66,7 +66,13 @@ TALKS = (
 AGENTS = "agent:{T}/weka_agentic/all_710_sessions_rle.jsonl.gz,pause=10,rate=0.3"
 
 TRAFFIC = (
-    Traffic("conversation", "Mooncake's conversation trace", CONVERSATION, _sizes(20, 40, 20)),
+    Traffic(
+        "conversation",
+        "Mooncake's conversation trace",
+        CONVERSATION,
+        _sizes(20, 40, 20),
+        requests=500,
+    ),
     Traffic(
         "conversation-512",
         "the same in blocks of 512, the trace's own",
@@ -75,11 +81,11 @@ TRAFFIC = (
         block_tokens=512,
     ),
     Traffic(
-        "agents", "coding-agent sessions", AGENTS, _sizes(20, 40, 20), requests=200, longest=60_000
+        "agents", "coding-agent sessions", AGENTS, _sizes(10, 20, 10), requests=200, longest=60_000
     ),
     Traffic("chats", "short chats behind 60 system prompts", CHATS, _sizes(8, 12, 8), requests=500),
-    Traffic("documents", "short questions on 120 documents", DOCUMENTS, _sizes(14, 30, 14)),
-    Traffic("talks", "conversations of 4 turns", TALKS, _sizes(20, 30, 20), requests=400),
+    Traffic("documents", "short questions on 120 documents", DOCUMENTS, _sizes(8, 16, 8)),
+    Traffic("talks", "conversations of 4 turns", TALKS, _sizes(10, 20, 10), requests=400),
     Traffic("chats, room", "the chats where little is evicted", CHATS, _sizes(40, 60, 40)),
     Traffic("documents, room", "the same of the questions", DOCUMENTS, _sizes(76, 76, 76)),
 )
