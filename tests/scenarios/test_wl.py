@@ -77,11 +77,11 @@ def test_wl_3_a_fresh_state_is_zero_whatever_its_page_held() -> None:
 
 
 def test_wl_4_state_index_on_resume_computed_with_the_wrong_pools_page_size() -> None:
-    """Blocks of 2, a state grid of 8: hits of 8 and 24 restore the very states of 8 and 24."""
+    """Blocks of 2, a state grid of 8: hits of 16 and 24 restore the very states of 16 and 24."""
     rig = Rig(full(), state(), pages=[40, 8], max_tokens=40, block_tokens=2)
     prompt = list(range(30))
     rig.cache(prompt, limit=8)
-    for shared, hit in ((9, 8), (25, 24), (23, 16)):
+    for shared, hit in ((9, 0), (17, 16), (25, 24), (23, 16)):
         seq = rig.start([*prompt[:shared], *range(60, 66)])
         assert seq.hit == hit
         rig.engine.verify([seq])

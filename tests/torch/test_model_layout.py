@@ -113,7 +113,7 @@ def test_windows_and_state_intervals() -> None:
     short = layout_from_model(model, block_tokens=4, max_tokens=16)
     assert [g.name for g in short.groups] == ["full"]
     hybrid = layout_from_model(tiny_model("qwen3_next"), block_tokens=12)
-    assert hybrid.group("state").lifetime.interval_tokens == 252  # type: ignore[union-attr]
+    assert hybrid.group("state").lifetime.interval_tokens == 1020  # type: ignore[union-attr]
 
 
 def test_states_are_as_transformers_keeps_them_not_other_engines() -> None:

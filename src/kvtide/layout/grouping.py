@@ -186,9 +186,9 @@ class Layout:
         that of indexer keys (default: `fp8` with scales where DeepSeek's kernels want it, else as
         computed); `state_dtype` that of recurrent states (default: the configuration's, else the
         family's). `speculative` adds a drafter, `max_tokens` is as in `from_layers`, and
-        `state_interval` (default: about 256, a multiple of `block_tokens`) is how often a state
-        may be kept. Raises ConfigError naming the field that is missing, contradictory or unknown:
-        nothing is guessed.
+        `state_interval` (default: about 1,024, a multiple of `block_tokens`) is how far apart the
+        last states of a prompt are kept, earlier ones further. Raises ConfigError naming the field
+        that is missing, contradictory or unknown: nothing is guessed.
         """
         from kvtide.layout import reading  # noqa: PLC0415 (most layouts are not read)
 

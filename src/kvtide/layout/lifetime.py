@@ -41,7 +41,8 @@ class Window:
 @dataclass(frozen=True, slots=True)
 class State:
     """One constant-size state that stands for all tokens before it; reusable only where a
-    snapshot was taken, at most every `interval_tokens`."""
+    snapshot was taken: on a grid of multiples of `interval_tokens`, and where prompts end or part.
+    """
 
     interval_tokens: int
 

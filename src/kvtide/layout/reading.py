@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
     Layers = dict[int, tuple[Spec, ...]]
 
-DEFAULT_STATE_INTERVAL = 256
-"""Tokens between the places where a recurrent state may be kept for reuse, about."""
+DEFAULT_STATE_INTERVAL = 1024
+"""Tokens between the last places in a prompt where a recurrent state may be kept for reuse, about.
+"""
 
 MAX_LAYERS = 10_000
 """No model has more; what says so is broken."""

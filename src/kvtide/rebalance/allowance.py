@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _THOUSAND = 1000
+_UNLIMITED = 1 << 62
 
 
 class Allowance:
@@ -25,15 +26,14 @@ class Allowance:
     def left(self, step: int) -> int:
         """Granules left at this step."""
         self._turn(step)
-        left = self._per_step - self._spent
-        if self._per_thousand is not None:
-            left = min(left, self._per_thousand - self._spent_since)
-        return max(0, left)
+        return max(0, min(self._per_step - self._spent, self.remaining(step)))
 
-    def exhausted(self, step: int) -> bool:
-        """Whether the limit over a thousand steps is reached."""
+    def remaining(self, step: int) -> int:
+        """Granules left of the limit over a thousand steps."""
         self._turn(step)
-        return self._per_thousand is not None and self._spent_since >= self._per_thousand
+        if self._per_thousand is None:
+            return _UNLIMITED
+        return max(0, self._per_thousand - self._spent_since)
 
     def spend(self, step: int, granules: int) -> None:
         """So many more were moved, or as many bytes copied, at this step."""

@@ -134,28 +134,34 @@ class Ground:
                 live = pages + books.num_leased + books.num_in_flight
                 self._recent_need[g] = (max(peak, live), clock)
 
-    def spare(self, groups: Sequence[int]) -> bool:
+    def spare(self, groups: Sequence[int], *, priced: bool) -> bool:
         """Make one page free in each of these pools at the cost of nothing live: free budget, else
-        what is coldest.
+        what is coldest; nothing that has a price unless `priced`.
         """
         wanted = [int(g in groups) for g in range(len(self._pools))]
         while short := [g for g in groups if not self._pools[g].books.num_free]:
-            if not self._relieve(short[0], wanted):
+            if not self._relieve(short[0], wanted, priced=priced):
                 return False
         return True
 
     # -- acting --------------------------------------------------------------------------------
 
-    def _relieve(self, group: int, wanted: Sequence[int]) -> bool:
-        """Free some pages in a short pool; False if nothing more can be done."""
+    def _relieve(self, group: int, wanted: Sequence[int], *, priced: bool = True) -> bool:
+        """Free some pages in a short pool, of those without a price unless `priced`; False if
+        nothing more can be done.
+        """
         pool = self._pools[group]
         missing = wanted[group] - pool.books.num_free
         if self._elastic and self._mover.grow(group, max(missing, self._ample(group))):
             return True
         if self._elastic and self._take_idle(group, missing, wanted):
             return True
-        self._pressed_at[group] = self._fences.issued
         eviction = self._prefixes.eviction
+        if not priced:
+            freed = eviction.evict_worthless(group, missing)
+            pool.books.drain()
+            return freed > 0
+        self._pressed_at[group] = self._fences.issued
         freed = eviction.evict_worthless(group, missing)
         if not freed and (self._elastic or self._observes) and self._take(group, missing, wanted):
             return True
@@ -175,11 +181,12 @@ class Ground:
         """Take ground from the first pool that gives some below the price of the short pool's own
         coldest pages. False if nobody does.
         """
-        if self._mover.exhausted:
+        most = self._mover.remaining()
+        if most < len(self._pools[group].growth_for(1)):
             return False
         keeps = self._peaks(wanted)
         for donor in self._donors(group):
-            share = self._share(donor, group, missing)
+            share = min(most, self._share(donor, group, missing))
             if self._observes:
                 self._observe(donor, group, share, keeps[donor])
                 continue
@@ -194,14 +201,16 @@ class Ground:
 
     def _take_idle(self, group: int, missing: int, wanted: Sequence[int]) -> bool:
         """Take ground that is free elsewhere and was not used lately: nobody has to drop a page."""
-        if self._mover.exhausted:
+        most = self._mover.remaining()
+        if most < len(self._pools[group].growth_for(1)):
             return False
         keeps = self._peaks(wanted)
         for donor in self._donors(group):
             pool = self._pools[donor]
             pool.books.drain()
             idle = (pool.books.num_free - keeps[donor] - pages_lost(pool, 0)) * pool.page_bytes
-            granules = min(self._share(donor, group, missing), idle // pool.space.granule_bytes)
+            share = min(most, self._share(donor, group, missing))
+            granules = min(share, idle // pool.space.granule_bytes)
             given = self._mover.give(donor, granules, keeps[donor]) if granules > 0 else 0
             if given and self._mover.grow(group, self._pages_of(group, missing, granules)):
                 self._journal.note(donor, group, given, "idle", "free, and not used lately")

@@ -61,10 +61,9 @@ class Mover:
         """Granules that may still move at this step beyond what the step itself lacks."""
         return self._allowance.left(self.fences.issued)
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether nothing but live demand may move ground for now."""
-        return self._allowance.exhausted(self.fences.issued)
+    def remaining(self) -> int:
+        """Granules that may still move within these thousand steps for anything but live demand."""
+        return self._allowance.remaining(self.fences.issued)
 
     # -- growing -------------------------------------------------------------------------------
 

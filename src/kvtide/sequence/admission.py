@@ -146,5 +146,6 @@ class Admission:
         self._held.rows.computed[row] = match.hit
         seq.status, seq.epoch = Status.ADMITTED, self._held.epoch
         seq.branch = match.full_blocks if match.full_blocks > match.blocks else -1
+        seq.restorable = match.hit
         self._held.prefixes.touch(match)
         self._held.unproven.add(row)

@@ -91,7 +91,7 @@ class Ledger:
         for g in self._held.states:
             g.adopt_row(row, seq.row)
         child.row, child.rows, child.status = row, self._held.rows, Status.ADMITTED
-        child.node, child.epoch = seq.node, seq.epoch
+        child.node, child.epoch, child.restorable = seq.node, seq.epoch, seq.restorable
         if child.node is not None:
             child.node.pins += 1
         self._held.anchor(child, seq.published)

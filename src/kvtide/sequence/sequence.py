@@ -52,6 +52,8 @@ class Sequence:
     """Block boundary where the full-lifetime match ended beyond the usable one: worth keeping."""
     snapshots: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     """State snapshots not published yet: block boundary -> page per state group."""
+    restorable: int = 0
+    """Tokens up to the last state on its path that stays: the match's, or a snapshot since."""
     rolling: int = -1
     """The snapshot boundary that follows decode; replaced by the next unless it is wanted."""
     peak: int = 0

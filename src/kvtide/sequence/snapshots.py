@@ -3,7 +3,9 @@
 A snapshot costs no copy when it is taken: the live page itself becomes the snapshot, and the
 sequence restores from it into a fresh live page before its next step, exactly as after a hit.
 Wanted are the end of the prompt, the branch point where an earlier match had tokens but no state,
-and a grid; in decode the last block boundary is kept too, replaced by the next one.
+and a grid that thins out towards the prompt's beginning (`retention`); in decode the last block
+boundary is kept too, replaced by the next one. Ends and branch points may drop colder cached pages
+if they save enough; the grid takes only pages that are free or that no match needs.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvtide.sequence.retention import may_drop_priced, next_boundary
 from kvtide.types import ABSENT, Origin, PageArray
 
 if TYPE_CHECKING:
@@ -41,25 +44,34 @@ class Snapshots:
         """
         if not self._states or seq.origin is not Origin.TRAFFIC:
             return 0
-        grid = (computed // self._interval + 1) * self._interval
-        stops = [grid, self._prompt_end(seq) * self._block, seq.branch * self._block]
-        return min(stop for stop in stops if stop > computed)
+        stops = [self._next_on_grid(seq, computed), *(self._block * b for b in self._ends(seq))]
+        return min((stop for stop in stops if stop > computed), default=0)
 
-    def _prompt_end(self, seq: Sequence) -> int:
-        """Last boundary a match of the same prompt could use: one token must be left to compute."""
-        return (seq.prompt_tokens - 1) // self._block
+    def _ends(self, seq: Sequence) -> tuple[int, int]:
+        """Blocks where a match is likely to end: the last boundary that a match of the same prompt
+        could use (one token must be left to compute), and the branch point (-1: none).
+        """
+        return (seq.prompt_tokens - 1) // self._block, seq.branch
+
+    def _next_on_grid(self, seq: Sequence, computed: int) -> int:
+        # Of all known tokens: a resumed sequence computes its answer again too.
+        end = (seq.length - 1) // self._block * self._block
+        return next_boundary(computed, end, self._interval)
 
     def take(self, seq: Sequence, computed: int) -> None:
         """The state after `computed` tokens (a block boundary) is in the live page: keep it if
-        wanted.
+        wanted and if a page is to be had for it.
         """
         if seq.origin is not Origin.TRAFFIC:
             return  # nobody would ever match it
         block = computed // self._block
-        wanted = block in (seq.branch, self._prompt_end(seq)) or computed % self._interval == 0
-        if block in seq.snapshots or not (wanted or computed > seq.prompt_tokens):
+        ends = block in self._ends(seq)
+        wanted = ends or self._next_on_grid(seq, computed - self._block) == computed
+        rolls = computed > seq.prompt_tokens and not wanted
+        if block in seq.snapshots or not (wanted or rolls):
             return
-        fresh = self._fresh_pages()
+        saved, is_grid = computed - seq.restorable, not (ends or rolls)
+        fresh = self._fresh_pages(priced=may_drop_priced(saved, self._interval, is_grid=is_grid))
         if fresh is None:
             return
         kept: list[int] = []
@@ -72,13 +84,16 @@ class Snapshots:
             self._copies.plan(seq.row, g.index, live, page)
             kept.append(live)
         self._discard(seq, seq.rolling)
-        seq.rolling = -1 if wanted else block
+        seq.rolling = block if rolls else -1
+        seq.restorable = computed if ends else seq.restorable
         seq.snapshots[block] = kept
 
-    def _fresh_pages(self) -> list[int] | None:
-        """A page in every state pool, at the cost of colder snapshots but of nothing else."""
+    def _fresh_pages(self, *, priced: bool) -> list[int] | None:
+        """A page in every state pool, at the cost of nothing live; of colder pages that a match
+        could use only if `priced`.
+        """
         # All are found before one is taken: a page that nobody names yet could be moved away.
-        if not self._supply.spare([g.index for g in self._states]):
+        if not self._supply.spare([g.index for g in self._states], priced=priced):
             return None
         taken = [g.books.take(1) for g in self._states]
         return [int(pages[0]) for pages in taken if pages is not None]

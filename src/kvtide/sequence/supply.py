@@ -18,9 +18,9 @@ class Supply(Protocol):
         """
         ...
 
-    def spare(self, groups: Sequence[int]) -> bool:
+    def spare(self, groups: Sequence[int], *, priced: bool) -> bool:
         """Make one page free in each of these pools at the cost of nothing live: free budget, else
-        a cached page.
+        a cached page, which must be dead or loose unless `priced`.
         """
         ...
 

@@ -30,11 +30,12 @@ class Recipe:
     `config` is the path of a config.json or its folder, `traces` are specs as `open_trace` takes
     them; several are overlaid. `rate` times as fast as recorded; `requests`: only the first so
     many. `pool_ratio` by pool or in their order. `tensor` ranks share every layer, and sizes are
-    those of one rank. A state is kept every `state_interval` tokens (None: about 256). `max_tokens`
-    of the longest sequence (None: of the longest request). `ttft` and `itl` are the limits of
-    goodput in seconds. `seed` is that of `synthetic` traces whose spec has none. `params` and
-    `active_params` are the model's published totals (None: counted from the fields of its
-    configuration), `weight_dtype` is that of its linear layers (None: as there).
+    those of one rank. The last states of a prompt stand `state_interval` tokens apart (None: about
+    1,024), earlier ones further. `max_tokens` of the longest sequence (None: of the longest
+    request). `ttft` and `itl` are the limits of goodput in seconds. `seed` is that of `synthetic`
+    traces whose spec has none. `params` and `active_params` are the model's published totals (None:
+    counted from the fields of its configuration), `weight_dtype` is that of its linear layers
+    (None: as there).
     """
 
     config: str

@@ -44,9 +44,9 @@ def layout_from_model(
 
     `Layout.from_config` with everything in `dtype`, by default the model's: the model itself reads
     what is stored. `max_tokens` is the longest sequence there will be; `state_interval` (default:
-    about 256, a multiple of `block_tokens`) is how often a recurrent state may be kept. Raises
-    ConfigError naming the field that is missing or unknown, or by which tokens would read those
-    after them: then what a prefix caches depends on what follows it.
+    about 1,024, a multiple of `block_tokens`) is how far apart the last recurrent states of a
+    prompt are kept. Raises ConfigError naming the field that is missing or unknown, or by which
+    tokens would read those after them: then what a prefix caches depends on what follows it.
     """
     config = model if isinstance(model, PreTrainedConfig) else model.config
     _require_causal(text_config(config))

@@ -48,7 +48,9 @@ WeightDtype = Annotated[
 Tensor = Annotated[str | None, _option("Tensor parallel ranks. (Default: 1.)")]
 KvDtype = Annotated[str | None, _option("Of keys, values, latents.", "DTYPE")]
 BlockTokens = Annotated[str | None, _option("Tokens of a block. (Default: 16.)")]
-StateInterval = Annotated[str | None, _option("Tokens between kept states. (Default: about 256.)")]
+StateInterval = Annotated[
+    str | None, _option("Tokens between a prompt's last states. (Default: about 1024.)")
+]
 Granule = Annotated[str | None, _option("Bytes that move at a time. (Default: 2MiB.)", "SIZE")]
 PoolRatio = Annotated[
     str | None,
