@@ -294,7 +294,8 @@ class KVManager:
 
         Replaces what is left of the plan before; an empty plan gives that up. Live pages are moved
         out of the way, never dropped; pages that a step in flight may touch stay until its fence.
-        `dry_run` changes nothing: `moved` is what could move now. UsageError for unknown pools.
+        `dry_run` changes nothing: `moved` is what could move now. What floors and ceilings
+        forbid is given up: neither moved nor pending. UsageError for unknown pools.
         """
         return self._capacity.rebalance(plan, dry_run=dry_run)
 

@@ -23,8 +23,9 @@ _AT_ONCE = 64
 class Backlog:
     """What is still to be moved. `advance` does some of it; nothing is done halfway.
 
-    A plan in hand is replaced by the next one. A shrinking budget comes before any plan. With
-    `keeps_split` (static pools) the pools' shares follow the budget down and up again.
+    A plan in hand is replaced by the next one; what floors and ceilings forbid of it is given up. A
+    shrinking budget comes before any plan. With `keeps_split` (static pools) the pools' shares
+    follow the budget down and up again.
     """
 
     def __init__(self, mover: Mover, journal: Journal, *, keeps_split: bool) -> None:
@@ -103,10 +104,16 @@ class Backlog:
         for move, remaining in self._moves:
             done = self._carry_out(move, min(remaining, limit - went))
             went += done
-            if done < remaining:
+            if done < remaining and self._room(move):
                 left.append((move, remaining - done))
         self._moves = left
         return went
+
+    def _room(self, move: Move) -> bool:
+        """Whether the donor's floor and the receiver's ceiling leave anything of the move to do."""
+        mover, d, r = self._mover, self._index[move.donor], self._index[move.receiver]
+        can_give = mover.pools[d].num_mapped > mover.bottom(d)
+        return can_give and mover.pools[r].num_mapped < mover.ceilings[r]
 
     def _pay(self, limit: int) -> int:
         """Give back what the budget is overdrawn by, from the cheapest pools."""
