@@ -209,3 +209,46 @@ def test_rm_9_newly_grown_memory_is_cleared_after_it_was_handed_out() -> None:
     b = rig.start(range(16))
     rig.engine.verify([b])
     assert SINK not in rig.kv.tables["window_8"].rows[b.row]
+
+
+def test_rm_11_slot_ids_with_an_offset_compared_with_local_capacity() -> None:
+    """Two memory domains are two managers: each shrinks by its own ids, and nobody has to move."""
+    domains = [Rig(full(), pages=[4], max_tokens=4) for _ in range(2)]
+    live = [rig.start([9] * 4) for rig in domains]
+    rows = [
+        rig.kv.tables["full"].rows[seq.row].copy() for rig, seq in zip(domains, live, strict=True)
+    ]
+    for rig, seq, row in zip(domains, live, rows, strict=True):
+        assert rig.kv.set_budget((3 + 1) * GRANULE).done
+        assert rig.facts("full").pages == 3 + 1
+        assert rig.kv.snapshot().pages_relocated == 0
+        assert (rig.kv.tables["full"].rows[seq.row] == row).all()
+        rig.engine.verify([seq])
+        rig.kv.check()
+
+
+def test_rm_13_rows_and_indices_after_pages_moved_not_everyone_fits_again() -> None:
+    """Full 8 to 4, state 2 to 4: who cannot stay is named; suspended, it comes back later.
+
+    Without a lower tier its pages are dropped and computed again. A state group keeps two pages a
+    sequence for a moment, so it has 4 where the report has 2, and ends with 8.
+    """
+    rig = Rig(full(), state(interval=64), pages=[8, 4], max_tokens=12, mode="static")
+    a, b = rig.start(range(12)), rig.start(range(50, 62))
+    assert rig.facts("full").used == 6
+    progress = rig.kv.rebalance((Move(donor="full", receiver="state", granules=4, reason="RM-13"),))
+    assert progress.pending > 0
+    assert {h.sequence for h in progress.blocked_by} == {a, b}
+    rig.kv.suspend([b])
+    assert rig.kv.settle().done
+    assert rig.facts("full").pages == 4 + 1
+    assert rig.facts("state").pages == 4 + 4 + 1
+    held = rig.kv.tables["full"].rows[a.row]
+    assert held.max() <= 4
+    rig.engine.verify([a])
+    assert not rig.kv.resume([b])
+    rig.kv.close([a])
+    assert rig.kv.resume([b])
+    rig.engine.prefill([b])
+    rig.engine.verify([b])
+    rig.kv.check()
