@@ -7,7 +7,8 @@ here knows the tokens, which prefixes anyone has computed, and what a refusal mu
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, ClassVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import hypothesis.strategies as st
 import numpy as np
@@ -38,6 +39,7 @@ from tests.tiny import GRANULE
 from kvtide import (
     CapacityError,
     ConfigError,
+    DeviceError,
     KVManager,
     Layout,
     MemfdMemory,
@@ -49,6 +51,10 @@ from kvtide import (
 )
 from kvtide.sequence import Status
 from kvtide.testing.engine import FakeEngine
+from kvtide.testing.faults import FaultyMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 
 class ManagerMachine(RuleBasedStateMachine):
@@ -65,9 +71,11 @@ class ManagerMachine(RuleBasedStateMachine):
             dict(enumerate(self.specs)), block_tokens=BLOCK, context=self.context
         )
         num = least_granules(layout) + spare
+        self.memory = FaultyMemory(MemfdMemory(num * GRANULE, GRANULE))
+        self.refusal = 0
         self.kv = KVManager(
             layout,
-            MemfdMemory(num * GRANULE, GRANULE),
+            self.memory,
             max_sequences=MAX_SEQUENCES,
             max_tokens=MAX_TOKENS,
             options=Options(mode=self.mode),  # type: ignore[arg-type]
@@ -82,6 +90,15 @@ class ManagerMachine(RuleBasedStateMachine):
         self.moved = self.reset_in_flight = False
 
     # -- helpers -------------------------------------------------------------------------------
+
+    @contextmanager
+    def refusing(self) -> Generator[None]:
+        """Within, the memory refuses the call that was drawn, if it comes to it."""
+        self.memory.fail_at, self.refusal = self.refusal, 0
+        try:
+            yield
+        finally:
+            self.memory.fail_at = 0
 
     def those(self, *statuses: Status) -> list[Sequence]:
         return [seq for seq in self.known if seq.status in statuses]
@@ -177,9 +194,13 @@ class ManagerMachine(RuleBasedStateMachine):
         counts = [s.length if at_once is None else min(at_once, s.length) for s in seqs]
         before = self.holdings()
         try:
-            answer = self.kv.admit(seqs, counts)
+            with self.refusing():
+                answer = self.kv.admit(seqs, counts)
         except CapacityError:  # more at once than a window pool can ever hold
             assert max(counts) > BLOCK or self.short_of_ground
+            answer = None
+        except DeviceError:
+            self.seen["faults"] += 1
             answer = None
         if answer:
             self.fresh |= set(seqs)
@@ -228,8 +249,12 @@ class ManagerMachine(RuleBasedStateMachine):
     def granted(self, batch: Any, counts: Any) -> bool:
         before = self.holdings()
         try:
-            answer = self.kv.extend(batch, counts)
+            with self.refusing():
+                answer = self.kv.extend(batch, counts)
         except CapacityError:
+            answer = None
+        except DeviceError:
+            self.seen["faults"] += 1
             answer = None
         if not answer:
             self.seen["refused"] += 1
@@ -336,11 +361,18 @@ class ManagerMachine(RuleBasedStateMachine):
     def rebalance(self, data: st.DataObject, granules: int) -> None:
         donor, receiver = data.draw(st.permutations(list(self.kv.pools)))[:2]
         plan = (Move(donor=donor, receiver=receiver, granules=granules, reason="drawn"),)
+        self.kv.rebalance(())
+        owed = self.kv.snapshot().granules_pending  # by a budget, which comes first
         before = self.holdings()
-        moved = self.kv.rebalance(plan).moved
-        assert 0 <= moved <= granules
+        try:
+            with self.refusing():
+                moved = self.kv.rebalance(plan).moved
+        except DeviceError:
+            self.seen["faults"] += 1
+            moved = 0
+        assert 0 <= moved <= granules + owed
         assert self.holdings() == before
-        self.moved |= moved > 0
+        self.moved = True  # or later, at some step
         self.seen["moves"] += moved > 0
 
     @rule(data=st.data(), settle=st.booleans())
@@ -353,19 +385,29 @@ class ManagerMachine(RuleBasedStateMachine):
         granules = data.draw(st.integers(least, most))
         before, held = self.kv.snapshot(), self.holdings()
         try:
-            progress = self.kv.set_budget(granules * GRANULE)
+            with self.refusing():
+                progress = self.kv.set_budget(granules * GRANULE)
+                if settle:
+                    progress = self.kv.settle()
         except ConfigError:
             assert self.mode == "static"
             assert self.kv.snapshot() == before
             return
-        if settle:
-            progress = self.kv.settle()
+        except DeviceError:
+            self.seen["faults"] += 1
+            assert self.holdings() == held
+            return
         assert self.holdings() == held
         facts = self.kv.snapshot()
         assert facts.budget_bytes == granules * GRANULE
         over = sum(pool.granules for pool in facts.pools.values()) - granules
         assert progress.pending == facts.granules_pending >= max(0, over)
         self.seen["shrunk"] += granules < most
+
+    @rule(call=st.integers(1, 6))
+    def refuse(self, call: int) -> None:
+        """Memory will refuse a call within the next request for pages or capacity."""
+        self.refusal = call
 
     @precondition(lambda self: self.mode == "elastic" and not self.engine.num_in_flight)
     @rule(data=st.data(), granules=st.integers(1, 6))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.tiny import GRANULE, Rig, full, state, window
 
@@ -335,3 +336,28 @@ def test_pages_of_a_finished_step_in_another_pool_are_no_reason_to_refuse() -> N
     assert r.kv.admit([seqs[1]])
     r.engine.prefill([seqs[1]])
     r.engine.verify(seqs)
+
+
+def test_where_pages_straddle_granules_ground_goes_from_the_top_only() -> None:
+    """A hole in the middle would cost more pages than granules, and what fits would be a guess."""
+    spec = full(205)  # 4 tokens are 6,560 bytes, a granule has 4,096
+    layout = Layout.from_layers({0: spec, 1: window(8)}, block_tokens=4)
+    options = Options(mode="elastic", pool_ratio={"full": 0.8, "window_8": 0.2})
+    kv = KVManager(layout, MemfdMemory(30 * GRANULE, GRANULE), max_tokens=16, options=options)
+    engine = FakeEngine(kv)
+    seqs = [kv.open([i] * 4) for i in range(10)]
+    assert kv.admit(seqs)
+    engine.prefill(seqs, sample=True)
+    low, high = seqs[0], seqs[-1]
+    kv.reset()
+    kv.close(seqs[1:-1])
+    engine.step([low, high], 1, in_flight=True)  # nothing of theirs may move now
+    progress = kv.rebalance(move("full", "window_8", 12))
+    mapped = np.flatnonzero(kv.pools["full"].mapped)
+    assert (mapped == np.arange(len(mapped))).all()
+    assert progress.pending > 0
+    engine.complete()
+    assert kv.settle().done
+    mapped = np.flatnonzero(kv.pools["full"].mapped)
+    assert (mapped == np.arange(len(mapped))).all()
+    engine.verify([low, high])

@@ -176,7 +176,8 @@ class Mover:
         if space.granule_bytes % pool.page_bytes:
             # A hole would cost the pages that straddle its edges, and what fits would no longer be
             # a matter of counting: give from the top, so that the mapped granules stay a prefix.
-            return mapped[leased[mapped] >= 0][-count:]
+            stays = mapped[leased[mapped] < 0]
+            return mapped[mapped > stays.max(initial=-1)][-count:]
         return cheapest_granules(mapped, leased, cached, count)
 
     def _relocate(self, group: int, src: PageArray, dst: PageArray) -> None:

@@ -69,7 +69,11 @@ class Admission:
             for g in self._held.states:
                 wanted[g.index] += 1
         learn = any(seq.origin is Origin.TRAFFIC for seq, _ in requests)
-        refused = self._held.supply.secure(wanted, learn=learn)
+        try:
+            refused = self._held.supply.secure(wanted, learn=learn)
+        except BaseException:  # memory refused: nobody is let in halfway
+            self._leave(entered, GRANTED)
+            raise
         if refused is not None:
             answer = self._leave(entered, self._held.refusal(refused, wanted[refused]))
             self._require_room(refused, entered)

@@ -10,10 +10,12 @@ if they save enough; the grid takes only pages that are free or that no match ne
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvtide.errors import DeviceError
 from kvtide.sequence.retention import may_drop_priced, next_boundary
 from kvtide.types import ABSENT, Origin, PageArray
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from kvtide.sequence.rows import Rows
     from kvtide.sequence.sequence import Sequence
     from kvtide.sequence.supply import Supply
+
+_log = logging.getLogger("kvtide.sequence")
 
 
 class Snapshots:
@@ -93,7 +97,11 @@ class Snapshots:
         could use only if `priced`.
         """
         # All are found before one is taken: a page that nobody names yet could be moved away.
-        if not self._supply.spare([g.index for g in self._states], priced=priced):
+        try:
+            if not self._supply.spare([g.index for g in self._states], priced=priced):
+                return None
+        except DeviceError:  # memory refused: a snapshot is no reason to fail a step
+            _log.exception("no ground for a state snapshot")
             return None
         taken = [g.books.take(1) for g in self._states]
         return [int(pages[0]) for pages in taken if pages is not None]
