@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvtide.rebalance")
 
+_DISCARDED = 1
+"""Granules whose memory goes back to the system at a step: for 2 MiB that is half a millisecond."""
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:
@@ -102,6 +105,10 @@ class Capacity:
         If memory refuses, the plan is given up and the step goes on: its pools are whole.
         """
         parts = self._parts
+        try:
+            parts.budget.discard(_DISCARDED)
+        except DeviceError:
+            _log.exception("the system did not take memory back; it is asked again")
         if not parts.backlog.pending or self._blocked_at == self._state():
             return
         parts.fences.poll()
@@ -121,6 +128,7 @@ class Capacity:
         parts.fences.poll()
         asked = parts.backlog.pending
         moved = parts.backlog.advance(limit)
+        parts.budget.discard(_DISCARDED if limit is not None else None)
         pending = parts.backlog.pending
         blocked = pending > 0 and moved < (asked if limit is None else min(limit, asked))
         return Progress(moved, pending, self._holders() if blocked else ())

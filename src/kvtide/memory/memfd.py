@@ -21,6 +21,8 @@ from kvtide.memory.books import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import numpy.typing as npt
+
     from kvtide.types import IntArray
 
 
@@ -43,12 +45,15 @@ class MemfdArena:
     carried from there and back, a granule costs microseconds, not a fault for each of its pages.
     """
 
-    def __init__(self, fd: int, books: ArenaBooks, parking: int) -> None:
-        """Reserve the addresses; `fd` and `parking` stay the memory's. DeviceError if the system
-        refuses.
+    def __init__(
+        self, fd: int, books: ArenaBooks, parking: int, shown: npt.NDArray[np.bool_]
+    ) -> None:
+        """Reserve the addresses; all but `books` stays the memory's, whose handles are marked in
+        `shown` when mapped. DeviceError if the system refuses.
         """
         self._fd = fd
         self._parking = parking
+        self._shown = shown
         self._books = books
         self._num_bytes = books.num_granules * books.granule_bytes
         self._base = linux.reserve(self._num_bytes)
@@ -76,6 +81,7 @@ class MemfdArena:
     def map(self, granules: IntArray, handles: IntArray) -> None:
         """Show the physical granule `handles[i]` at `granules[i]`; see `Arena.map`."""
         granules, handles = self._books.plan_map(granules, handles)
+        self._shown[handles] = True
         self._remap(runs(granules, handles), apply=self._show, undo=self._hide)
         self._books.set_mapped(granules, handles)
 
@@ -166,6 +172,7 @@ class MemfdMemory:
         self._num_granules = check_sizes(num_bytes, granule_bytes, unit=linux.page_bytes())
         self._granule_bytes = granule_bytes
         self._bound = np.zeros(self._num_granules, dtype=np.bool_)
+        self._shown = np.zeros(self._num_granules, dtype=np.bool_)
         self._arenas: list[MemfdArena] = []
         self._fd = linux.create_file("kvtide", self._num_granules * granule_bytes)
         self._parking = self._park()
@@ -199,9 +206,13 @@ class MemfdMemory:
                 f"this memory of {self._num_granules} granules is closed; create a new one"
             )
         books = ArenaBooks(num_granules, self._granule_bytes, self._bound)
-        arena = MemfdArena(self._fd, books, self._parking)
+        arena = MemfdArena(self._fd, books, self._parking, self._shown)
         self._arenas.append(arena)
         return arena
+
+    def is_zero(self, handles: IntArray) -> npt.NDArray[np.bool_]:
+        """Those that no arena showed since they exist or were discarded; see `Memory.is_zero`."""
+        return ~self._shown[handles]
 
     def discard(self, handles: IntArray) -> None:
         """Punch these granules out of the file; see `Memory.discard`. They read as zeros next."""
@@ -209,6 +220,7 @@ class MemfdMemory:
         size = self._granule_bytes
         for _, handle, count in runs(handles, handles):
             linux.punch(self._fd, handle * size, count * size)
+            self._shown[handle : handle + count] = False
 
     def close(self) -> None:
         """Close every arena and the file. Views of their buffers must not be touched afterwards."""

@@ -49,7 +49,7 @@ class Pool:
         """Map free granules of the budget at `granules`; False, changing nothing, if there are too
         few.
 
-        Fresh granules are zeroed first: another pool's bytes, in another number format, must never
+        Granules that were in use are zeroed first: another pool's bytes, in another number format, must never
         reach this pool's readers.
         """
         handles = self._budget.take(len(granules))
@@ -66,10 +66,11 @@ class Pool:
 
     def _show_zeroed(self, granules: IntArray, handles: IntArray) -> None:
         """Map and clear; if either fails, everything is as before and the handles are free."""
+        used = granules[~self._budget.is_zero(handles)]
         try:
             self.arena.map(granules, handles)
             try:
-                self.arena.zero(granules * self.space.granule_bytes, self.space.granule_bytes)
+                self.arena.zero(used * self.space.granule_bytes, self.space.granule_bytes)
             except BaseException:
                 self.arena.unmap(granules)
                 raise
