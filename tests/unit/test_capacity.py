@@ -166,7 +166,7 @@ def test_a_smaller_budget_gives_memory_back_to_the_system(mode: str) -> None:
     assert max(a - b for a, b in itertools.pairwise(seen)) == GRANULE  # a little at each step
     r.kv.close([seq])
     r.kv.check()
-    r.engine.verify([r.start(range(16))])
+    r.engine.verify([r.start(range(8))])
 
 
 def test_a_static_split_follows_the_budget_down_and_up_again() -> None:

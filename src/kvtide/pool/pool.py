@@ -49,8 +49,8 @@ class Pool:
         """Map free granules of the budget at `granules`; False, changing nothing, if there are too
         few.
 
-        Granules that were in use are zeroed first: another pool's bytes, in another number format, must never
-        reach this pool's readers.
+        Granules that were in use are zeroed first: another pool's bytes, in another number format,
+        must never reach this pool's readers.
         """
         handles = self._budget.take(len(granules))
         if handles is None:

@@ -53,6 +53,9 @@ class PageSpace:
     def touching(self, granules: IntArray) -> PageArray:
         """Pages with at least one byte in `granules`, ascending."""
         first, stop = self._page_range(granules)
+        if len(granules) and granules.max() - granules.min() == len(granules) - 1:
+            low, high = first.min(), stop.max()  # neighbours, in any order: the usual case
+            return np.arange(low, high, dtype=np.int32)
         counts = np.maximum(stop - first, 0)
         ends = np.cumsum(counts)
         offsets = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
