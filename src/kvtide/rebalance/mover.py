@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtide.rebalance.decide import cheapest_granules
-from kvtide.types import SINK, IntArray, PageArray, ceil_div
+from kvtide.types import IntArray, PageArray, ceil_div
 
 if TYPE_CHECKING:
     from kvtide.memory import Budget
@@ -169,10 +169,10 @@ class Mover:
         space, books = pool.space, pool.books
         leased = space.load(np.flatnonzero(books.lease > 0))
         cached = space.load(np.flatnonzero((books.lease == 0) & (books.owner > 0)))
-        fixed = [np.array([SINK]), books.in_flight_pages()]
+        leased[: space.granules_for(1)] = -1  # the sink's
         if not self.fences.quiesced:
-            fixed.append(books.busy_pages())
-        leased[space.under(np.concatenate(fixed))] = -1
+            fixed = np.concatenate([books.in_flight_pages(), books.busy_pages()])
+            leased[space.under(fixed)] = -1
         mapped = np.flatnonzero(pool.mapped)
         if space.granule_bytes % pool.page_bytes:
             # A hole would cost the pages that straddle its edges, and what fits would no longer be
