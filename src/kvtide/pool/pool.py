@@ -59,7 +59,9 @@ class Pool:
         self.mapped[granules] = True
         self._handles[granules] = handles
         self.num_mapped += len(granules)
-        whole = self.space.complete(self.space.touching(granules), self.mapped)
+        whole = self.space.touching(granules)
+        if not self.space.is_even:
+            whole = self.space.complete(whole, self.mapped)
         self.books.create(whole[~self.books.exists[whole]])
         self._announce(self.num_mapped - len(granules))
         return True
@@ -89,8 +91,10 @@ class Pool:
         touched = self.space.touching(granules)
         doomed = touched[self.books.exists[touched]]
         self.books.destroy(doomed)
-        near = np.union1d(granules, self.space.under(doomed))
-        bare = self.space.bare(near[self.mapped[near]], self.books.exists)
+        bare = granules[self.mapped[granules]]
+        if not self.space.is_even:
+            near = np.union1d(granules, self.space.under(doomed))
+            bare = self.space.bare(near[self.mapped[near]], self.books.exists)
         if len(bare):
             try:
                 self.arena.unmap(bare)

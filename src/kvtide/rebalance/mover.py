@@ -175,14 +175,14 @@ class Mover:
         more than `work` granules, or if not so many may go.
         """
         space, books = pool.space, pool.books
-        leased = space.load(np.flatnonzero(books.lease > 0))
-        cached = space.load(np.flatnonzero((books.lease == 0) & (books.owner > 0)))
+        used = books.lease > 0
+        leased, cached = space.count(used), space.count((books.owner > 0) & ~used)
         leased[: space.granules_for(1)] = -1  # the sink's
         if not self.fences.quiesced:
             fixed = np.concatenate([books.in_flight_pages(), books.busy_pages()])
             leased[space.under(fixed)] = -1
         mapped = np.flatnonzero(pool.mapped)
-        if space.granule_bytes % pool.page_bytes:
+        if not space.is_even:
             # A hole would cost the pages that straddle its edges, and what fits would no longer be
             # a matter of counting: give from the top, so that the mapped granules stay a prefix.
             order = mapped[leased[mapped] >= 0][-count:][::-1]
