@@ -35,6 +35,9 @@ PLAN = 256
 PLAIN = 200
 """Steps without moves, to compare with."""
 
+limit = argparse.Namespace(move_bytes=kvtide.Options().move_bytes_per_step)
+"""What may move at a step: the default, or what the command line says."""
+
 LAYOUTS = ("full + window", "full + state")
 STATES = ("empty", "cached", "live")
 
@@ -75,8 +78,8 @@ class Trial:
 
     def __init__(self, case: str, name: str, state: str, *, stops: bool = True) -> None:
         self.case, self.name, self.state = case, name, state
-        self.fleet = build(name, state, move_bytes())
-        self.stopped = build(name, state, move_bytes()) if stops else None
+        self.fleet = build(name, state, limit.move_bytes)
+        self.stopped = build(name, state, limit.move_bytes) if stops else None
         self.plain, self.times = Times(), Times()
         self.pauses: list[tuple[float, float, int]] = []
         if stops:
@@ -137,11 +140,6 @@ class Trial:
             fleet.kv.shut_down()
         show(row)
         return row
-
-
-def move_bytes() -> int:
-    """Limit of a step: the default, or what the command line says."""
-    return int(os.environ.get("MOVE_BYTES", kvtide.Options().move_bytes_per_step))
 
 
 def stop_the_world(
@@ -260,7 +258,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one repetition, write nothing")
     parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
+    parser.add_argument("--move-bytes", type=int, default=limit.move_bytes, help="limit of a step")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.json"))
+    args = parser.parse_args(namespace=limit)
     measured: list[Limits] = []
     rows: list[list[Row]] = []
     began = time.perf_counter()
@@ -272,16 +272,15 @@ def main() -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
         f"Python {platform.python_version()}, Linux {platform.release()}",
         "numpy": np.__version__,
-        "move_bytes_per_step": kvtide.Options().move_bytes_per_step,
+        "move_bytes_per_step": args.move_bytes,
         "seconds": round(time.perf_counter() - began, 1),
-        "limits_gib_per_s": [asdict(limit) for limit in measured],
+        "limits_gib_per_s": [asdict(each) for each in measured],
         "medians": [asdict(row) for row in medians(rows)],
         "repetitions": [[asdict(row) for row in each] for each in rows],
     }
     print(table(medians(rows)))
     if not args.quick:
-        path = Path(__file__).with_name("results.json")
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
