@@ -249,7 +249,7 @@ def medians(rows: list[list[Row]]) -> list[Row]:
     for same in zip(*rows, strict=True):
         dicts = [asdict(row) for row in same]
         texts = {key: dicts[0][key] for key in ("case", "layout")}
-        numbers = {key: statistics.median(d[key] for d in dicts) for key in dicts[0]}
+        numbers = {k: statistics.median(d[k] for d in dicts) for k in dicts[0] if k not in texts}
         found.append(Row(**{**numbers, **texts}))
     return found
 
