@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvtide.rebalance")
 
+_DISCARDED = 1
+"""Granules whose memory goes back to the system at a step: for 2 MiB that is half a millisecond."""
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:
@@ -111,20 +114,21 @@ class Capacity:
         return self._go_on(None)
 
     def advance(self) -> None:
-        """Between two steps: carry on with what is pending, within the limit.
+        """Between two steps: carry on with what is pending, within the limit; with nothing to move,
+        memory goes back to the system.
 
         If memory refuses, the plan is given up and the step goes on: its pools are whole.
         """
-        parts = self._parts
-        if not parts.backlog.pending or self._blocked_at == self._state():
-            return
-        parts.fences.poll()
+        parts, moved = self._parts, 0
         try:
-            moved = parts.backlog.advance(parts.mover.left())
+            if parts.backlog.pending and self._blocked_at != self._state():
+                parts.fences.poll()
+                moved = parts.backlog.advance(parts.mover.left())
+                self._blocked_at = -1 if moved else self._state()
+            if not moved:
+                parts.budget.discard(_DISCARDED)
         except DeviceError:
-            _log.exception("memory refused a move; the plan is given up")
-            return
-        self._blocked_at = -1 if moved else self._state()
+            _log.exception("memory refused; a plan is given up, what goes to the system goes later")
 
     def _state(self) -> int:
         """Changes when what was blocked may have become possible: somebody left, or a fence."""
@@ -135,6 +139,8 @@ class Capacity:
         parts.fences.poll()
         asked = parts.backlog.pending
         moved = parts.backlog.advance(limit)
+        if limit is None or not moved:
+            parts.budget.discard(None if limit is None else _DISCARDED)
         pending = parts.backlog.pending
         blocked = pending > 0 and moved < (asked if limit is None else min(limit, asked))
         return Progress(moved, pending, self._holders() if blocked else ())

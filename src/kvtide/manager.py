@@ -304,8 +304,8 @@ class KVManager:
 
         Growing holds at once. Shrinking drops what is cached and cheapest first, a little at each
         step; the answer says which live sequences are in the way, and it goes on when they leave.
-        Memory that is given up goes back to the system. ConfigError below what one longest sequence
-        needs and above what the memory has.
+        Memory that is given up goes back to the system afterwards, a granule at each step.
+        ConfigError below what one longest sequence needs and above what the memory has.
         """
         return self._capacity.set_budget(num_bytes)
 

@@ -60,6 +60,9 @@ def test_load_and_under(space: PageSpace, data: st.DataObject) -> None:
     load = [sum(touches(space, p, g) for p in pages) for g in range(space.num_granules)]
     array = np.array(pages, np.int32)
     assert space.load(array).tolist() == load
+    marked = np.zeros(data.draw(st.integers(max(pages, default=-1) + 1, space.num_pages)), np.bool_)
+    marked[array] = True
+    assert space.count(marked).tolist() == load
     assert space.under(array).tolist() == [g for g, n in enumerate(load) if n]
 
 

@@ -41,7 +41,9 @@ def rebalance(served: Served) -> object:
 
 
 def shrink(served: Served) -> object:
-    return served.kv.set_budget(12 * GRANULE)
+    """Down to what the system has back, too."""
+    served.kv.set_budget(12 * GRANULE)
+    return served.kv.settle()
 
 
 def demand(served: Served) -> object:

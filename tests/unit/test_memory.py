@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,17 @@ class TestMemfdArena(ArenaTests):
 class TestMemfdArenaOfLargeGranules(ArenaTests):
     def make_memory(self, num_granules: int) -> Memory:
         return MemfdMemory(num_granules * 3 * OS_PAGE, 3 * OS_PAGE)
+
+
+class TestMemfdArenaWhereTablesCannotBeCarried(ArenaTests):
+    """Older kernels refuse: everything works as before, only slower."""
+
+    @pytest.fixture(autouse=True)
+    def refuse(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(linux, "carry", lambda source, target, num_bytes: False)
+
+    def make_memory(self, num_granules: int) -> Memory:
+        return MemfdMemory(num_granules * OS_PAGE, OS_PAGE)
 
 
 class TestNullArena(ArenaBooksTests):
@@ -142,6 +154,33 @@ class TestBatching:
         arena.map(np.arange(6), np.arange(6))
         arena.unmap(ids(4, 2, 1))
         assert calls.calls == [("map", 6), ("unmap", 2), ("unmap", 1)]
+
+
+class TestCarrying:
+    def test_a_granule_that_changes_arenas_brings_its_pages_along(self) -> None:
+        size = 2 << 20
+        with MemfdMemory(4 * size, size) as memory:
+            one, other = memory.reserve(4), memory.reserve(4)
+            one.map(ids(0, 1), ids(2, 3))
+            stamp(one, 1, 5)
+            one.unmap(ids(1))
+            other.map(ids(3), ids(3))
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            other.zero(ids(3 * size), size)
+            faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        assert faults < 16  # a first touch of its pages costs size / OS_PAGE faults, or / 16 of it
+
+    def test_bases_are_aligned_so_that_whole_tables_move(self, memory: MemfdMemory) -> None:
+        assert [memory.reserve(n).base % (2 << 20) for n in (1, 3, 700)] == [0, 0, 0]
+
+    def test_a_granule_keeps_its_bytes_while_no_arena_shows_it(self, memory: MemfdMemory) -> None:
+        arena = memory.reserve(8)
+        for turn in range(3):  # carried, parked, carried again
+            arena.map(ids(turn), ids(5))
+            assert turn == 0 or has_stamp(arena, turn, 7)
+            stamp(arena, turn, 7)
+            arena.unmap(ids(turn))
+            assert read_faults(arena.base + turn * OS_PAGE)
 
 
 class TestRefusedByTheSystem:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from kvtide.types import IntArray
 
 
@@ -104,6 +107,12 @@ class Memory(Protocol):
 
     def reserve(self, num_granules: int) -> Arena:
         """Reserve addresses for `num_granules` granules; maps none. ConfigError if not positive."""
+        ...
+
+    def is_zero(self, handles: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of these granules are known to be all zeros, bool [n]: nobody could write to them
+        since they exist or were discarded. False where the memory does not know.
+        """
         ...
 
     def discard(self, handles: IntArray) -> None:

@@ -1,4 +1,4 @@
-"""The six system calls the CPU twin needs; Python's own mmap cannot map at a chosen address."""
+"""The seven system calls the CPU twin needs; Python's own mmap cannot map at a chosen address."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from kvtide.errors import DeviceError
 PROT_NONE = 0
 MAP_FIXED = 0x10
 MAP_NORESERVE = 0x4000
+MREMAP_MAYMOVE_FIXED_DONTUNMAP = 0x1 | 0x2 | 0x4
 FALLOC_FL_KEEP_SIZE = 0x1
 FALLOC_FL_PUNCH_HOLE = 0x2
 _NOWHERE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+_TABLE_BYTES = 2 << 20
+"""What one page table of the processor spans: aligned to it, a whole table moves at once."""
+
 _FAILED = ctypes.c_void_p(-1).value
 _CURES = {
     errno.ENOMEM: "raise vm.max_map_count or the address space (ulimit -v), or use larger granules",
@@ -30,6 +34,8 @@ def _load() -> ctypes.CDLL:
     libc.mmap.restype = address
     libc.munmap.argtypes = (address, size)
     libc.munmap.restype = number
+    libc.mremap.argtypes = (address, size, size, number, address)
+    libc.mremap.restype = address
     libc.fallocate.argtypes = (number, number, ctypes.c_int64, ctypes.c_int64)
     libc.fallocate.restype = number
     return libc
@@ -60,8 +66,14 @@ def create_file(name: str, num_bytes: int) -> int:
 
 
 def reserve(num_bytes: int) -> int:
-    """Address of a range in which every touch faults."""
-    return _mmap(None, num_bytes, PROT_NONE, flags=_NOWHERE)
+    """Address of a range in which every touch faults, a multiple of 2 MiB."""
+    found = _mmap(None, num_bytes + _TABLE_BYTES, PROT_NONE, flags=_NOWHERE)
+    address = -(-found // _TABLE_BYTES) * _TABLE_BYTES
+    spare = found + _TABLE_BYTES - address
+    for start, length in ((found, address - found), (address + num_bytes, spare)):
+        if length:
+            release(start, length)
+    return address
 
 
 def release(address: int, num_bytes: int) -> None:
@@ -80,6 +92,16 @@ def map_file(address: int, num_bytes: int, *, fd: int, offset: int) -> None:
         fd=fd,
         offset=offset,
     )
+
+
+def carry(source: int, target: int, num_bytes: int) -> bool:
+    """Have the part of a file mapped at `source` be seen at `target`, with the pages it is made of
+    already, so that no touch has to find each of them again; False if the system cannot.
+
+    `source` goes on showing the same part. After a False `target` has to be mapped anew.
+    """
+    how = MREMAP_MAYMOVE_FIXED_DONTUNMAP
+    return bool(_LIBC.mremap(source, num_bytes, num_bytes, how, target) == target)
 
 
 def map_nothing(address: int, num_bytes: int) -> None:

@@ -21,6 +21,8 @@ from kvtide.memory.books import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import numpy.typing as npt
+
     from kvtide.types import IntArray
 
 
@@ -37,11 +39,21 @@ def runs(granules: IntArray, handles: IntArray) -> Iterator[tuple[int, int, int]
 
 
 class MemfdArena:
-    """Address range over a memfd; see `Arena`. Neighbours are mapped by one system call."""
+    """Address range over a memfd; see `Arena`. Neighbours are mapped by one system call.
 
-    def __init__(self, fd: int, books: ArenaBooks) -> None:
-        """Reserve the addresses; `fd` stays the memory's. DeviceError if the system refuses."""
+    Handles that no arena shows keep their page tables at `parking`, where the whole file is mapped:
+    carried from there and back, a granule costs microseconds, not a fault for each of its pages.
+    """
+
+    def __init__(
+        self, fd: int, books: ArenaBooks, parking: int, shown: npt.NDArray[np.bool_]
+    ) -> None:
+        """Reserve the addresses; all but `books` stays the memory's, whose handles are marked in
+        `shown` when mapped. DeviceError if the system refuses.
+        """
         self._fd = fd
+        self._parking = parking
+        self._shown = shown
         self._books = books
         self._num_bytes = books.num_granules * books.granule_bytes
         self._base = linux.reserve(self._num_bytes)
@@ -69,13 +81,13 @@ class MemfdArena:
     def map(self, granules: IntArray, handles: IntArray) -> None:
         """Show the physical granule `handles[i]` at `granules[i]`; see `Arena.map`."""
         granules, handles = self._books.plan_map(granules, handles)
+        self._shown[handles] = True
         self._remap(runs(granules, handles), apply=self._show, undo=self._hide)
         self._books.set_mapped(granules, handles)
 
     def unmap(self, granules: IntArray) -> None:
         """Make these granules fault on touch; see `Arena.unmap`."""
         granules, handles = self._books.plan_unmap(granules)
-        # Handles do not matter for hiding, but undoing needs runs that are consecutive in both.
         self._remap(runs(granules, handles), apply=self._hide, undo=self._show)
         self._books.set_unmapped(granules, handles)
 
@@ -112,13 +124,21 @@ class MemfdArena:
             linux.release(self._base, self._num_bytes)
 
     def _show(self, granule: int, handle: int, count: int) -> None:
-        size = self.granule_bytes
-        linux.map_file(self._base + granule * size, count * size, fd=self._fd, offset=handle * size)
+        at, parked, num_bytes = self._place(granule, handle, count)
+        linux.map_file(at, num_bytes, fd=self._fd, offset=parked - self._parking)
+        if not linux.carry(parked, at, num_bytes):
+            linux.map_file(at, num_bytes, fd=self._fd, offset=parked - self._parking)
 
     def _hide(self, granule: int, handle: int, count: int) -> None:
-        del handle
+        at, parked, num_bytes = self._place(granule, handle, count)
+        if not linux.carry(at, parked, num_bytes):
+            linux.map_file(parked, num_bytes, fd=self._fd, offset=parked - self._parking)
+        linux.map_nothing(at, num_bytes)
+
+    def _place(self, granule: int, handle: int, count: int) -> tuple[int, int, int]:
+        """Address of the granules, address where their handles are parked, bytes."""
         size = self.granule_bytes
-        linux.map_nothing(self._base + granule * size, count * size)
+        return self._base + granule * size, self._parking + handle * size, count * size
 
     @staticmethod
     def _remap(
@@ -152,8 +172,21 @@ class MemfdMemory:
         self._num_granules = check_sizes(num_bytes, granule_bytes, unit=linux.page_bytes())
         self._granule_bytes = granule_bytes
         self._bound = np.zeros(self._num_granules, dtype=np.bool_)
+        self._shown = np.zeros(self._num_granules, dtype=np.bool_)
         self._arenas: list[MemfdArena] = []
         self._fd = linux.create_file("kvtide", self._num_granules * granule_bytes)
+        self._parking = self._park()
+
+    def _park(self) -> int:
+        """Address at which the whole file is mapped for handles that no arena shows."""
+        num_bytes = self._num_granules * self._granule_bytes
+        try:
+            address = linux.reserve(num_bytes)
+            linux.map_file(address, num_bytes, fd=self._fd, offset=0)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        return address
 
     @property
     def granule_bytes(self) -> int:
@@ -172,9 +205,14 @@ class MemfdMemory:
             raise UsageError(
                 f"this memory of {self._num_granules} granules is closed; create a new one"
             )
-        arena = MemfdArena(self._fd, ArenaBooks(num_granules, self._granule_bytes, self._bound))
+        books = ArenaBooks(num_granules, self._granule_bytes, self._bound)
+        arena = MemfdArena(self._fd, books, self._parking, self._shown)
         self._arenas.append(arena)
         return arena
+
+    def is_zero(self, handles: IntArray) -> npt.NDArray[np.bool_]:
+        """Those that no arena showed since they exist or were discarded; see `Memory.is_zero`."""
+        return ~self._shown[handles]
 
     def discard(self, handles: IntArray) -> None:
         """Punch these granules out of the file; see `Memory.discard`. They read as zeros next."""
@@ -182,12 +220,14 @@ class MemfdMemory:
         size = self._granule_bytes
         for _, handle, count in runs(handles, handles):
             linux.punch(self._fd, handle * size, count * size)
+            self._shown[handle : handle + count] = False
 
     def close(self) -> None:
         """Close every arena and the file. Views of their buffers must not be touched afterwards."""
         while self._arenas:
             self._arenas.pop().close()
         if self._fd >= 0:
+            linux.release(self._parking, self._num_granules * self._granule_bytes)
             os.close(self._fd)
             self._fd = -1
 

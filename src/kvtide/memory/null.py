@@ -16,6 +16,8 @@ from kvtide.memory.books import (
 )
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from kvtide.types import IntArray
 
 
@@ -112,6 +114,10 @@ class NullMemory:
         arena = NullArena(ArenaBooks(num_granules, self._granule_bytes, self._bound))
         self._arenas.append(arena)
         return arena
+
+    def is_zero(self, handles: IntArray) -> npt.NDArray[np.bool_]:
+        """False everywhere: what has no bytes takes the longer way; see `Memory.is_zero`."""
+        return np.zeros(len(handles), np.bool_)
 
     def discard(self, handles: IntArray) -> None:
         """Only check the argument; see `Memory.discard`."""

@@ -49,8 +49,8 @@ class Pool:
         """Map free granules of the budget at `granules`; False, changing nothing, if there are too
         few.
 
-        Fresh granules are zeroed first: another pool's bytes, in another number format, must never
-        reach this pool's readers.
+        Granules that were in use are zeroed first: another pool's bytes, in another number format,
+        must never reach this pool's readers.
         """
         handles = self._budget.take(len(granules))
         if handles is None:
@@ -59,17 +59,20 @@ class Pool:
         self.mapped[granules] = True
         self._handles[granules] = handles
         self.num_mapped += len(granules)
-        whole = self.space.complete(self.space.touching(granules), self.mapped)
+        whole = self.space.touching(granules)
+        if not self.space.is_even:
+            whole = self.space.complete(whole, self.mapped)
         self.books.create(whole[~self.books.exists[whole]])
         self._announce(self.num_mapped - len(granules))
         return True
 
     def _show_zeroed(self, granules: IntArray, handles: IntArray) -> None:
         """Map and clear; if either fails, everything is as before and the handles are free."""
+        used = granules[~self._budget.is_zero(handles)]
         try:
             self.arena.map(granules, handles)
             try:
-                self.arena.zero(granules * self.space.granule_bytes, self.space.granule_bytes)
+                self.arena.zero(used * self.space.granule_bytes, self.space.granule_bytes)
             except BaseException:
                 self.arena.unmap(granules)
                 raise
@@ -88,8 +91,10 @@ class Pool:
         touched = self.space.touching(granules)
         doomed = touched[self.books.exists[touched]]
         self.books.destroy(doomed)
-        near = np.union1d(granules, self.space.under(doomed))
-        bare = self.space.bare(near[self.mapped[near]], self.books.exists)
+        bare = granules[self.mapped[granules]]
+        if not self.space.is_even:
+            near = np.union1d(granules, self.space.under(doomed))
+            bare = self.space.bare(near[self.mapped[near]], self.books.exists)
         if len(bare):
             try:
                 self.arena.unmap(bare)

@@ -20,13 +20,18 @@ class PageSpace:
     granules.
     """
 
-    __slots__ = ("granule_bytes", "num_granules", "num_pages", "page_bytes")
+    __slots__ = (
+        "_first", "_stop", "granule_bytes", "is_even", "num_granules", "num_pages", "page_bytes",
+    )  # fmt: skip
 
     def __init__(self, page_bytes: int, granule_bytes: int, num_granules: int) -> None:
         self.page_bytes = page_bytes
         self.granule_bytes = granule_bytes
         self.num_granules = num_granules
         self.num_pages = num_granules * granule_bytes // page_bytes
+        self.is_even = granule_bytes % page_bytes == 0
+        """Whether every granule holds whole pages only."""
+        self._first, self._stop = self._page_range(np.arange(num_granules))
 
     def granules_for(self, num_pages: int) -> int:
         """Fewest granules that can hold `num_pages` pages (packed from address 0)."""
@@ -50,9 +55,21 @@ class PageSpace:
         edges -= np.bincount(self.last_granule(pages) + 1, minlength=self.num_granules + 1)
         return np.cumsum(edges)[: self.num_granules]
 
+    def count(self, marked: BoolArray) -> IntArray:
+        """How many marked pages touch each granule, int [num_granules]; `marked` is bool by page
+        id, False beyond its end.
+        """
+        before = np.zeros(self.num_pages + 1, np.int32)
+        np.cumsum(marked, out=before[1 : len(marked) + 1])
+        before[len(marked) + 1 :] = before[len(marked)]
+        return before[self._stop] - before[self._first]
+
     def touching(self, granules: IntArray) -> PageArray:
         """Pages with at least one byte in `granules`, ascending."""
         first, stop = self._page_range(granules)
+        if len(granules) and granules.max() - granules.min() == len(granules) - 1:
+            low, high = first.min(), stop.max()  # neighbours, in any order: the usual case
+            return np.arange(low, high, dtype=np.int32)
         counts = np.maximum(stop - first, 0)
         ends = np.cumsum(counts)
         offsets = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)

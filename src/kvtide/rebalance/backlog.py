@@ -90,19 +90,21 @@ class Backlog:
         If memory refuses, the error is raised, the plan is given up, and nothing is half done.
         """
         try:
-            return self._advance(limit if limit is not None else self.pending)
+            if limit is None:
+                return self._advance(self.pending, sparing=False)
+            return self._advance(limit, sparing=True)
         except BaseException:
             self._moves = []
             raise
 
-    def _advance(self, limit: int) -> int:
-        went = self._pay(limit)
+    def _advance(self, limit: int, *, sparing: bool) -> int:
+        went = self._pay(limit, sparing=sparing)
         for group, count in enumerate(self._missing()):
             if count and went < limit:
                 went += self._mover.grow_granules(group, min(count, limit - went))
         left: list[tuple[Move, int]] = []
         for move, remaining in self._moves:
-            done = self._carry_out(move, min(remaining, limit - went))
+            done = self._carry_out(move, min(remaining, limit - went), sparing=sparing)
             went += done
             if done < remaining and self._room(move):
                 left.append((move, remaining - done))
@@ -115,14 +117,14 @@ class Backlog:
         can_give = mover.pools[d].num_mapped > mover.bottom(d)
         return can_give and mover.pools[r].num_mapped < mover.ceilings[r]
 
-    def _pay(self, limit: int) -> int:
+    def _pay(self, limit: int, *, sparing: bool) -> int:
         """Give back what the budget is overdrawn by, from the cheapest pools."""
-        budget, went = self._mover.budget, 0
-        while budget.overdraft and went < limit:
+        mover, budget, went = self._mover, self._mover.budget, 0
+        while budget.overdraft and went < limit and not (sparing and went and not mover.left()):
             count = min(budget.overdraft, limit - went, _AT_ONCE)
             given = 0
             for donor, most in self._givers():
-                given = self._mover.give(donor, min(count, most))
+                given = mover.give(donor, min(count, most), sparing=sparing)
                 if given:
                     reason = f"the budget is {budget.quota:,} granules now"
                     self._journal.note(donor, None, given, "budget", reason)
@@ -132,11 +134,12 @@ class Backlog:
             went += given
         return went
 
-    def _carry_out(self, move: Move, count: int) -> int:
+    def _carry_out(self, move: Move, count: int, *, sparing: bool) -> int:
         done = 0
         while done < count:
             donor, receiver = self._index[move.donor], self._index[move.receiver]
-            went = self._mover.exchange(donor, receiver, min(count - done, _AT_ONCE))
+            most = min(count - done, _AT_ONCE)
+            went = self._mover.exchange(donor, receiver, most, sparing=sparing)
             if not went:
                 break
             self._journal.note(donor, receiver, went, "plan", move.reason)
@@ -144,6 +147,8 @@ class Backlog:
             self._weights[donor] -= shift
             self._weights[receiver] += shift
             done += went
+            if sparing and went < most:
+                break  # the rest of this step's allowance went into copies
         return done
 
     def _givers(self) -> list[tuple[int, int]]:

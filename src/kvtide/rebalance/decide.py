@@ -92,11 +92,12 @@ def should_give(
 
 
 def cheapest_granules(mapped: IntArray, leased: IntArray, cached: IntArray, count: int) -> IntArray:
-    """Which `count` of the `mapped` granules to vacate: fewest live pages, then fewest cached.
+    """Which `count` of the `mapped` granules to vacate, cheapest first: fewest live pages, then
+    fewest cached.
 
     `leased` and `cached` count pages per granule, over all granules; -1 in `leased` marks one that
     may not go. Ties go to the highest address, so that a pool keeps to its low end.
     """
     allowed = mapped[leased[mapped] >= 0]
     order = np.lexsort((-allowed, cached[allowed], leased[allowed]))
-    return np.sort(allowed[order[:count]])
+    return allowed[order[:count]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtide.rebalance.decide import cheapest_granules
-from kvtide.types import SINK, IntArray, PageArray, ceil_div
+from kvtide.types import IntArray, PageArray, ceil_div
 
 if TYPE_CHECKING:
     from kvtide.memory import Budget
@@ -102,29 +102,30 @@ class Mover:
 
     # -- giving --------------------------------------------------------------------------------
 
-    def give(self, donor: int, count: int, keep: int = 0) -> int:
+    def give(self, donor: int, count: int, keep: int = 0, *, sparing: bool = False) -> int:
         """Return up to `count` granules of a pool to the budget, leaving `keep` free pages; how
         many went.
 
         Drops the pool's coldest cached pages until the rest fits, then moves what still stands on
-        the chosen granules to free pages elsewhere in the pool.
+        the chosen granules to free pages elsewhere in the pool. `sparing`: only as many
+        granules as may still move at this step with what has to be copied for them, but one.
         """
         pool = self.pools[donor]
         count = min(count, pool.num_mapped - self.bottom(donor))
         while count > 0:
-            granules = self._clear_granules(donor, count, keep)
+            granules = self._clear_granules(donor, count, keep, sparing=sparing)
             if granules is not None:
                 self.epoch += 1
                 return pool.shrink(granules)
             count //= 2
         return 0
 
-    def exchange(self, donor: int, receiver: int, count: int) -> int:
-        """Move up to `count` granules from one pool to another; how many went. If the receiver
-        cannot take them the donor has as many as before.
+    def exchange(self, donor: int, receiver: int, count: int, *, sparing: bool = False) -> int:
+        """Move up to `count` granules from one pool to another; how many went (`sparing` as in
+        `give`). If the receiver cannot take them the donor has as many as before.
         """
         room = self.ceilings[receiver] - self.pools[receiver].num_mapped
-        given = self.give(donor, min(count, room))
+        given = self.give(donor, min(count, room), sparing=sparing)
         if not given:
             return 0
         came = 0
@@ -135,8 +136,12 @@ class Mover:
                 self.grow_granules(donor, given - came)
         return came
 
-    def _clear_granules(self, donor: int, count: int, keep: int) -> IntArray | None:
-        """Vacate `count` granules of a pool and return them, or None if they cannot be."""
+    def _clear_granules(
+        self, donor: int, count: int, keep: int, *, sparing: bool
+    ) -> IntArray | None:
+        """Vacate `count` granules of a pool (`sparing`: or fewer) and return them, or None if they
+        cannot be.
+        """
         pool, books = self.pools[donor], self.pools[donor].books
         books.drain()
         lost = min(pages_lost(pool, count), books.num_pages)
@@ -146,8 +151,8 @@ class Mover:
             eviction.evict(donor, lost + keep - books.num_free)
             self.num_yielded[donor] += eviction.num_evicted[donor] - before
             books.drain()
-        chosen = self._choose(pool, count)
-        if len(chosen) < count:
+        chosen = self._choose(pool, count, work=self.left() if sparing else None)
+        if len(chosen) < (1 if sparing else count):
             return None
         doomed = pool.space.touching(chosen)
         doomed = doomed[books.exists[doomed]]
@@ -164,21 +169,30 @@ class Mover:
             self._relocate(donor, occupied, target)
         return chosen
 
-    def _choose(self, pool: Pool, count: int) -> IntArray:
+    def _choose(self, pool: Pool, count: int, work: int | None) -> IntArray:
+        """The `count` granules to vacate (ascending), fewer if they and the copies for them are
+        more than `work` granules, or if not so many may go.
+        """
         space, books = pool.space, pool.books
-        leased = space.load(np.flatnonzero(books.lease > 0))
-        cached = space.load(np.flatnonzero((books.lease == 0) & (books.owner > 0)))
-        fixed = [np.array([SINK]), books.in_flight_pages()]
+        used = books.lease > 0
+        leased, cached = space.count(used), space.count((books.owner > 0) & ~used)
+        leased[: space.granules_for(1)] = -1  # the sink's
         if not self.fences.quiesced:
-            fixed.append(books.busy_pages())
-        leased[space.under(np.concatenate(fixed))] = -1
+            fixed = np.concatenate([books.in_flight_pages(), books.busy_pages()])
+            leased[space.under(fixed)] = -1
         mapped = np.flatnonzero(pool.mapped)
-        if space.granule_bytes % pool.page_bytes:
+        if not space.is_even:
             # A hole would cost the pages that straddle its edges, and what fits would no longer be
             # a matter of counting: give from the top, so that the mapped granules stay a prefix.
             stays = mapped[leased[mapped] < 0]
-            return mapped[mapped > stays.max(initial=-1)][-count:]
-        return cheapest_granules(mapped, leased, cached, count)
+            order = mapped[mapped > stays.max(initial=-1)][-count:][::-1]
+        else:
+            order = cheapest_granules(mapped, leased, cached, count)
+        if work is not None:
+            copies = (leased[order] + cached[order]) * pool.page_bytes / space.granule_bytes
+            within = int(np.searchsorted(np.cumsum(1 + copies), work, side="right"))
+            order = order[: max(1, within)]
+        return np.sort(order)
 
     def _relocate(self, group: int, src: PageArray, dst: PageArray) -> None:
         """Move pages and every name they have: bytes, books, tree, tables."""
@@ -196,8 +210,12 @@ class Mover:
         self.prefixes.relabel(group, owners, remap)
         self.relabel(group, remap)
         self.num_relocated += len(src)
-        moved_bytes = len(src) * pool.page_bytes
-        self._allowance.spend(self.fences.issued, ceil_div(moved_bytes, pool.space.granule_bytes))
+        self._allowance.spend(self.fences.issued, self._granules_of(pool, src))
+
+    @staticmethod
+    def _granules_of(pool: Pool, pages: PageArray) -> int:
+        """Granules that so many pages would fill."""
+        return ceil_div(len(pages) * pool.page_bytes, pool.space.granule_bytes)
 
 
 def pages_lost(pool: Pool, granules: int) -> int:

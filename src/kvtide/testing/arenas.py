@@ -292,6 +292,21 @@ class ArenaTests(ArenaBooksTests):
         arena.zero(ids(size - 5, 3), 10)
         assert (view(arena)[: 2 * size] == want).all()
 
+    def test_what_is_called_zero_is(self, memory: Memory, arena: Arena) -> None:
+        """Never used, used, and discarded: a memory may say no, but not yes in vain."""
+        handles = ids(*range(NUM_GRANULES))
+        for value in (0, 1, 2):
+            zero = memory.is_zero(handles)
+            arena.map(handles, handles)
+            for index in np.flatnonzero(zero):
+                assert not granule(arena, int(index)).any()
+            assert not memory.is_zero(handles).any()
+            for index in handles.tolist():
+                stamp(arena, index, value)
+            arena.unmap(handles)
+            assert not memory.is_zero(handles).any()
+            memory.discard(handles[::2])
+
 
 def _pattern(num_bytes: int, value: int) -> npt.NDArray[np.uint8]:
     words = np.arange(num_bytes, dtype=np.uint64) * np.uint64(2654435761) + np.uint64(

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 from kvtide.errors import DeviceError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from kvtide.memory import Arena, Memory
     from kvtide.types import IntArray
 
@@ -44,6 +47,10 @@ class FaultyMemory:
     def reserve(self, num_granules: int) -> FaultyArena:
         """An arena whose calls are counted here."""
         return FaultyArena(self._memory.reserve(num_granules), self)
+
+    def is_zero(self, handles: IntArray) -> npt.NDArray[np.bool_]:
+        """As the memory itself."""
+        return self._memory.is_zero(handles)
 
     def discard(self, handles: IntArray) -> None:
         """Counted, then as the memory itself."""
