@@ -7,7 +7,7 @@ that has `mooncake/conversation_trace.jsonl`, `azure/AzureLLMInferenceTrace_code
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -51,11 +51,12 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Phases one after another; `about` is a sentence for the tables."""
+    """Phases one after another, in blocks of `block_tokens`; `about` is a sentence for the tables."""
 
     name: str
     about: str
     phases: tuple[Phase, ...]
+    block_tokens: int = 64
 
     def trace(self, folder: Path, rate: float = 1.0, share: float = 1.0) -> Trace:
         """All phases, arriving `rate` times as fast, with `share` of their requests."""
@@ -81,7 +82,7 @@ LONG = (
     "output=150,seed=1"
 )
 
-MIXTURES = (
+_MIXTURES = (
     Mixture(
         "day",
         "Mooncake conversation, then Azure code with conversation, then agent sessions",
@@ -109,4 +110,13 @@ MIXTURES = (
         "both of these at once, without a shift",
         (Phase("both", f"{SHORT},scale=0.4 + {LONG},scale=0.5", 900),),
     ),
+)
+
+ALIGNED = 512
+"""Tokens in the blocks that Mooncake's traces name: which parts of one are equal they do not say."""
+
+MIXTURES = _MIXTURES + tuple(
+    replace(mixture, name=f"{mixture.name}-512", block_tokens=ALIGNED)
+    for mixture in _MIXTURES
+    if mixture.name in ("day", "documents-chats")
 )

@@ -49,7 +49,6 @@ FROM_STARTS = ("elastic", "periodic-200")
 ONCE = ("padded", "lcm", "infinite")
 SETTLED = 300
 """Requests after a shift from which on a policy is held to the oracle."""
-BLOCK_TOKENS = 64
 MAIN = ("full", "latent")
 """Pools that grow with every token: a start is their share."""
 
@@ -90,11 +89,13 @@ def periodic_200(ground: Ground) -> Decider:
     return Periodic(ground, min_samples=200, cool_down=30.0)
 
 
-def setup(case: Case, config: Path, max_tokens: int, share: float | None) -> Setup:
+def setup(
+    case: Case, config: Path, max_tokens: int, share: float | None, block_tokens: int = 64
+) -> Setup:
     """The lab of a case."""
     layout = Layout.from_config(
         config,
-        block_tokens=BLOCK_TOKENS,
+        block_tokens=block_tokens,
         kv_dtype=case.kv_dtype,
         parallel=Parallel(tensor=case.ranks),
     )
@@ -140,7 +141,9 @@ def run(given: tuple[Job, Path, Path]) -> dict[str, Any]:
     started = time.perf_counter()
     original, watched = POLICIES[job.policy], watch(job.policy)
     try:
-        found = replay(trace, setup(case, config, longest, job.share), job.policy)
+        found = replay(
+            trace, setup(case, config, longest, job.share, mixture.block_tokens), job.policy
+        )
     except ConfigError as error:  # what the lab refuses is a result: say why
         return {**asdict(job), "code": fingerprint(), "error": str(error)}
     finally:
