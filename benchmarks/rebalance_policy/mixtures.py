@@ -51,7 +51,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Phases one after another, in blocks of `block_tokens`; `about` is a sentence for the tables."""
+    """Phases one after another, in blocks of `block_tokens`; `about`: a sentence for the tables."""
 
     name: str
     about: str
@@ -113,7 +113,7 @@ _MIXTURES = (
 )
 
 ALIGNED = 512
-"""Tokens in the blocks that Mooncake's traces name: which parts of one are equal they do not say."""
+"""Tokens in the blocks that Mooncake's traces name: whether parts are equal they do not say."""
 
 MIXTURES = _MIXTURES + tuple(
     replace(mixture, name=f"{mixture.name}-512", block_tokens=ALIGNED)
