@@ -65,7 +65,7 @@ class ManagerMachine(RuleBasedStateMachine):
     mode: ClassVar[str] = "elastic"
     seen: ClassVar[Counter[str]] = Counter()
 
-    @initialize(spare=st.sampled_from([0, 1, 3, 12]))
+    @initialize(spare=st.sampled_from([0, 1, 3, 12, 40]))
     def build(self, spare: int) -> None:
         layout = Layout.from_layers(
             dict(enumerate(self.specs)), block_tokens=BLOCK, context=self.context
@@ -173,12 +173,13 @@ class ManagerMachine(RuleBasedStateMachine):
         scope=st.sampled_from(SCOPES),
         limit=st.sampled_from([4, 7, 64]),
         stay=st.booleans(),
+        again=st.booleans(),
     )
     def serve(
-        self, prompts: list[tuple[int, int, int]], scope: Scope, limit: int, stay: bool
+        self, prompts: list[tuple[int, int, int]], scope: Scope, limit: int, stay: bool, again: bool
     ) -> None:
-        """A request from its prompt to a token or two; most of them leave at once."""
-        for prompt in prompts:
+        """Requests from the prompt to a token or two, perhaps twice; most of them leave at once."""
+        for prompt in prompts * (1 + again):
             seq = self.open_one(prompt, scope, 0)
             if self.admit_these([seq], limit):
                 self.advance([seq], limit, steps=12)

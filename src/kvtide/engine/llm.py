@@ -53,6 +53,7 @@ class Settings(TypedDict, total=False):
     mode: Literal["elastic", "static"]
     pool_ratio: Mapping[str, float] | None
     granule_bytes: int
+    state_interval: int | None
     on_step: Callable[[StepStats], None] | None
 
 
@@ -62,8 +63,9 @@ class EngineConfig:
 
     `memory_bytes` is for keys, values and states of all requests together. `max_tokens` bounds one
     sequence, prompt and answer; `chunk_tokens` the prompt tokens computed in one step, so that long
-    prompts do not hold up those who wait for their next token. `on_step` receives facts about each
-    step after it.
+    prompts do not hold up those who wait for their next token. `state_interval` is the step, in
+    tokens, of the grid on which recurrent states are kept (None: 1,024); a finer one keeps those
+    that save few tokens too. `on_step` receives facts about each step after it.
     """
 
     memory_bytes: int = 512 << 20
@@ -74,6 +76,7 @@ class EngineConfig:
     mode: Literal["elastic", "static"] = "elastic"
     pool_ratio: Mapping[str, float] | None = None
     granule_bytes: int = DEFAULT_GRANULE_BYTES
+    state_interval: int | None = None
     on_step: Callable[[StepStats], None] | None = None
 
 
@@ -296,7 +299,10 @@ def _manager(model: PreTrainedModel, config: EngineConfig) -> KVManager:
     """A memory manager for `model`; it owns the memory it is given."""
     given: Any = model  # its dtype is read-only, which the stubs count as another type
     layout = layout_from_model(
-        given, block_tokens=config.block_tokens, max_tokens=config.max_tokens
+        given,
+        block_tokens=config.block_tokens,
+        max_tokens=config.max_tokens,
+        state_interval=config.state_interval,
     )
     memory = MemfdMemory(config.memory_bytes, config.granule_bytes)
     try:
