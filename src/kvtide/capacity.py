@@ -55,7 +55,6 @@ class Capacity:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._blocked_at = -1
 
     def rebalance(self, plan: Plan, *, dry_run: bool = False) -> Progress:
         """Begin a plan; see `KVManager.rebalance`."""
@@ -121,18 +120,13 @@ class Capacity:
         """
         parts, moved = self._parts, 0
         try:
-            if parts.backlog.pending and self._blocked_at != self._state():
+            if parts.backlog.pending:
                 parts.fences.poll()
                 moved = parts.backlog.advance(parts.mover.left())
-                self._blocked_at = -1 if moved else self._state()
             if not moved:
                 parts.budget.discard(_DISCARDED)
         except DeviceError:
             _log.exception("memory refused; a plan is given up, what goes to the system goes later")
-
-    def _state(self) -> int:
-        """Changes when what was blocked may have become possible: somebody left, or a fence."""
-        return self._parts.ledger.holdings.membership + self._parts.fences.completed
 
     def _go_on(self, limit: int | None) -> Progress:
         parts = self._parts

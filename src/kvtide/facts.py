@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtide.types import SINK
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -120,6 +118,6 @@ def _num_empty(pool: Pool) -> int:
     books, space = pool.books, pool.space
     if books.num_free * pool.page_bytes < space.granule_bytes:
         return 0
-    occupied = space.load(np.flatnonzero((books.lease > 0) | (books.owner > 0)))
-    occupied[space.under(np.array([SINK], np.int64))] = 1
+    occupied = space.count((books.lease > 0) | (books.owner > 0))
+    occupied[: space.granules_for(1)] = 1  # the sink's
     return int(np.count_nonzero(pool.mapped & (occupied == 0)))

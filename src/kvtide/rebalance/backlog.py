@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvtide.errors import ConfigError
 from kvtide.rebalance.decide import loss
-from kvtide.rebalance.mover import pages_lost
+from kvtide.rebalance.mover import granules_spared, pages_lost
 from kvtide.sizing import granules_by_share
 
 if TYPE_CHECKING:
@@ -61,10 +61,10 @@ class Backlog:
 
     def donors(self) -> set[int]:
         """Pools that have to give for what is pending."""
-        planned = {self._index[move.donor] for move, _ in self._moves}
-        return planned | (
-            {g for g, _ in self._givers()} if self._mover.budget.overdraft else set[int]()
-        )
+        found = {self._index[move.donor] for move, _ in self._moves}
+        if self._mover.budget.overdraft:
+            found.update(g for g, _ in self._givers())
+        return found
 
     def feasible(self, plan: Plan) -> int:
         """Granules of `plan` that could go now, all its moves considered; changes nothing."""
@@ -73,13 +73,14 @@ class Backlog:
             d, r = self._index[move.donor], self._index[move.receiver]
             pool = mover.pools[d]
             pool.books.drain()
-            granules = min(move.granules, pool.num_mapped - mover.bottom(d) - spent[d])
-            granules = min(granules, mover.ceilings[r] - mover.pools[r].num_mapped + spent[r])
-            while granules > 0 and pages_lost(pool, granules + spent[d]) > pool.num_available:
-                granules -= 1
-            spent[d] += max(0, granules)
-            spent[r] -= max(0, granules)
-            total += max(0, granules)
+            spare = min(
+                pool.num_mapped - mover.bottom(d), granules_spared(pool, pool.num_available)
+            )
+            room = mover.ceilings[r] - mover.pools[r].num_mapped + spent[r]
+            granules = max(0, min(move.granules, spare - spent[d], room))
+            spent[d] += granules
+            spent[r] -= granules
+            total += granules
         return total
 
     # -- doing ---------------------------------------------------------------------------------

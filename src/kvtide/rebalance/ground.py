@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvtide.rebalance.decide import PATIENCE, PoolNeed, refusing_pool, should_give
 from kvtide.rebalance.journal import price_reason
-from kvtide.rebalance.mover import pages_lost
+from kvtide.rebalance.mover import granules_spared, pages_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -208,9 +208,8 @@ class Ground:
         for donor in self._donors(group):
             pool = self._pools[donor]
             pool.books.drain()
-            idle = (pool.books.num_free - keeps[donor] - pages_lost(pool, 0)) * pool.page_bytes
-            share = min(most, self._share(donor, group, missing))
-            granules = min(share, idle // pool.space.granule_bytes)
+            idle = granules_spared(pool, pool.books.num_free - keeps[donor])
+            granules = min(most, self._share(donor, group, missing), idle)
             given = self._mover.give(donor, granules, keeps[donor]) if granules > 0 else 0
             if given and self._mover.grow(group, self._pages_of(group, missing, granules)):
                 self._journal.note(donor, group, given, "idle", "free, and not used lately")
@@ -309,8 +308,7 @@ class Ground:
             books.drain()
             patience = 1.0  # what was begun is carried through
         self._mover.num_yielded[donor] += eviction.num_evicted[donor] - before
-        room = books.num_free - keep - pages_lost(pool, 0)
-        return max(0, min(granules, room * pool.page_bytes // pool.space.granule_bytes))
+        return max(0, min(granules, granules_spared(pool, books.num_free - keep)))
 
 
 def _nothing() -> None:

@@ -210,17 +210,20 @@ class Mover:
         self.prefixes.relabel(group, owners, remap)
         self.relabel(group, remap)
         self.num_relocated += len(src)
-        self._allowance.spend(self.fences.issued, self._granules_of(pool, src))
-
-    @staticmethod
-    def _granules_of(pool: Pool, pages: PageArray) -> int:
-        """Granules that so many pages would fill."""
-        return ceil_div(len(pages) * pool.page_bytes, pool.space.granule_bytes)
+        copied = ceil_div(len(src) * pool.page_bytes, pool.space.granule_bytes)
+        self._allowance.spend(self.fences.issued, copied)
 
 
 def pages_lost(pool: Pool, granules: int) -> int:
     """Pages a pool may lose with so many granules: two more than fit may straddle their edges."""
     return ceil_div(granules * pool.space.granule_bytes, pool.page_bytes) + 2
+
+
+def granules_spared(pool: Pool, pages: int) -> int:
+    """Most granules a pool can do without if it may lose so many pages: `pages_lost` turned round.
+    0 or less if not one.
+    """
+    return (pages - pages_lost(pool, 0)) * pool.page_bytes // pool.space.granule_bytes
 
 
 def _nobody(group: int, remap: PageArray) -> None:
