@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from kvtide.prefix.joint import SparseRule
     from kvtide.prefix.node import Node
 
+_LONG = 1024
+"""Tokens a page: an end that saves fewer stands in an order of its own. By last use alone the ends
+of short questions outlive those of documents; more orders than two follow chance (ADR 0006)."""
+
 _CRUMB = 8
 """Blocks: an eviction leaves no run shorter than this, and takes no less from a long one."""
 
@@ -81,13 +85,20 @@ class Eviction:
         self._split = split
         self._dead_blocks = dead_blocks
         self._runs = Order(1, _run_rank)
-        self._loose = {g: Order(2 << 3 * g, _ranker(LOOSE)) for g in self._rules}
-        self._within = {g: Order(4 << 3 * g, _ranker(LIVE)) for g in self._rules}
-        self._kept = {g: Order(8 << 3 * g, _ranker(LIVE)) for g in self._rules}
+        self._loose = {g: Order(2 << 4 * g, _ranker(LOOSE)) for g in self._rules}
+        self._within = {g: Order(4 << 4 * g, _ranker(LIVE)) for g in self._rules}
+        self._short = {g: Order(8 << 4 * g, _ranker(LIVE)) for g in self._rules}
+        self._long = {g: Order(16 << 4 * g, _ranker(LIVE)) for g in self._rules}
         self.grids = {g: Grid(r) for g, r in self._rules.items() if isinstance(r, WindowRule)}
         self.all_sparse = len(self._rules) == len(books)
         for g in self._rules:
             books[g].newly_cached = []
+
+    def _is_long(self, node: Node, group: int) -> bool:
+        """Whether a match at the run's end saves `_LONG` tokens for each page it needs there."""
+        sinks, start = self._rules[group].kept_span(node.depth, node.num_blocks)
+        pages = sinks + node.num_blocks - start
+        return self._tree.block_tokens * node.num_blocks >= _LONG * pages
 
     def queue_run(self, node: Node) -> None:
         """`node` may have become a leaf that nobody pins."""
@@ -96,8 +107,11 @@ class Eviction:
     def queue_pages(self, node: Node) -> None:
         """`node` may hold pages in window and state groups that nobody uses."""
         for group in self._rules:
-            self._kept[group].queue(node)
+            self._queue_end(node, group)
             self._queue_within(node, group)
+
+    def _queue_end(self, node: Node, group: int) -> None:
+        (self._long if self._is_long(node, group) else self._short)[group].queue(node)
 
     def _queue_within(self, node: Node, group: int) -> None:
         self._loose[group].queue(node)
@@ -112,7 +126,7 @@ class Eviction:
 
     def clear(self) -> None:
         """Forget all victims: the index was emptied."""
-        for orders in (self._loose, self._within, self._kept):
+        for orders in (self._loose, self._within, self._short, self._long):
             for order in orders.values():
                 order.clear()
         self._runs.clear()
@@ -135,14 +149,19 @@ class Eviction:
         return None if victim is None else victim.offer
 
     def _cheapest(self, group: int) -> _Victim | None:
-        """The cheaper of a sparse group's coldest end and its coldest pages on the grid."""
-        found = [self._coldest(group, at_end=end) for end in (True, False)]
+        """The cheapest of a sparse group's coldest ends and its coldest pages on the grid."""
+        orders = (self._short[group], self._long[group], self._within[group])
+        found = [self._coldest(group, order) for order in orders]
         return min((v for v in found if v is not None), key=_Victim.price, default=None)
 
-    def _coldest(self, group: int, *, at_end: bool) -> _Victim | None:
-        order = (self._kept if at_end else self._within)[group]
+    def _coldest(self, group: int, order: Order) -> _Victim | None:
+        at_end = order is not self._within[group]
         while (head := order.coldest()) is not None:
             (_, priority, used), node = head
+            if order is self._short[group] and self._is_long(node, group):  # it has grown
+                order.discard()
+                self._long[group].queue(node)
+                continue
             _, loose, kept = self._parts(node, group)
             grid = self._on_grid(node, group, loose)
             lost: float = node.num_blocks  # without its window or state no match can end here
@@ -212,7 +231,7 @@ class Eviction:
             for slot in np.unique(np.concatenate(owners)).tolist():
                 node = self._tree.find(slot)
                 if node is not None:
-                    self._kept[group].queue(node)
+                    self._queue_end(node, group)
                     self._queue_within(node, group)
             owners.clear()
 

@@ -210,7 +210,8 @@ class Prefixes:
             for g, books in enumerate(self._books):
                 pages = pages_of(upper, g)
                 books.adopt(pages[pages >= 0], upper.slot)
-            self.eviction.queue_pages(upper)
+            for part in (upper, node):  # each is shorter than the run was: ranked anew
+                self.eviction.queue_pages(part)
             if self.eviction.is_bare(node):
                 self.tree.haunt(node)  # what is cut off holds nothing, and nobody would look again
         return upper
