@@ -47,6 +47,8 @@ class Parts:
     backlog: Backlog
     least: Mapping[str, int]
     """Granules each pool needs for one longest sequence and its floor."""
+    least_pages: Mapping[str, int]
+    """The same in pages, the sinks apart."""
     ledger: Ledger
 
 
@@ -65,16 +67,18 @@ def assemble(
     if options.budget_bytes is not None:
         budget.set_quota(options.budget_bytes // memory.granule_bytes)
     rows = Rows(max_sequences, max_tokens, layout.block_tokens)
-    least = _least_granules(groups, memory.granule_bytes, max_tokens, options)
-    _require_fit(least, budget.quota, memory.granule_bytes, max_tokens)
-    sizes = _start_granules(groups, budget.quota, memory.granule_bytes, least, options)
+    pages = _least_pages(groups, max_tokens, options)
+    size = memory.granule_bytes
+    least = {g.name: ceil_div((1 + pages[g.name]) * g.page_bytes, size) for g in groups}
+    _require_fit(least, budget.quota, size, max_tokens)
+    sizes = _start_granules(groups, budget.quota, size, least, options)
     # Tables first: a buffer may be refused, and nothing has been mapped yet.
     tables = [_table(group, rows, options) for group in groups]
     books: list[GroupBooks] = []
     for index, (group, table) in enumerate(zip(groups, tables, strict=True)):
         arena = memory.reserve(memory.num_granules)
         pool = Pool(group.name, group.page_bytes, budget, arena, fences)
-        pool.events = options.events
+        _set_up(pool, options)
         pool.grow(np.arange(sizes[group.name]))
         books.append(_group_books(index, group, pool, table))
     prefixes = _prefixes(layout, books, options)
@@ -97,6 +101,7 @@ def assemble(
         ground=ground,
         backlog=Backlog(mover, journal, keeps_split=options.mode != "elastic"),
         least=least,
+        least_pages=pages,
         ledger=Ledger(holdings),
     )
 
@@ -163,6 +168,12 @@ def _prefixes(layout: Layout, books: list[GroupBooks], options: Options) -> Pref
     return Prefixes(tree, [g.books for g in books], rules, partial=partial, herald=herald)
 
 
+def _set_up(pool: Pool, options: Options) -> None:
+    pool.events = options.events
+    if pool.name in options.ceiling_pages:
+        pool.limit = min(pool.limit, 1 + options.ceiling_pages[pool.name])
+
+
 def _table(group: LayerGroup, rows: Rows, options: Options) -> PageTable:
     width = 1 if group.is_state else rows.max_blocks
     return PageTable(len(rows.length), width, rows.block_tokens, options.tables.get(group.name))
@@ -184,11 +195,11 @@ def _mover(
     return mover
 
 
-def _least_granules(
-    groups: tuple[LayerGroup, ...], granule_bytes: int, max_tokens: int, options: Options
+def _least_pages(
+    groups: tuple[LayerGroup, ...], max_tokens: int, options: Options
 ) -> dict[str, int]:
-    """Granules each pool needs for one longest sequence and its floor. ConfigError if its ceiling
-    is lower.
+    """Pages each pool needs for one longest sequence and its floor. ConfigError if its ceiling is
+    lower.
     """
     least: dict[str, int] = {}
     for group in groups:
@@ -199,8 +210,7 @@ def _least_granules(
                 f"sequence of max_tokens = {max_tokens:,} needs {pages}; raise it or lower "
                 "max_tokens"
             )
-        pages = max(pages, options.floor_pages.get(group.name, 0))
-        least[group.name] = ceil_div((1 + pages) * group.page_bytes, granule_bytes)
+        least[group.name] = max(pages, options.floor_pages.get(group.name, 0))
     return least
 
 

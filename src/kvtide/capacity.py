@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from kvtide.sequence.groups import StateGroup
 from kvtide.types import ceil_div
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvtide.assembly import Parts
     from kvtide.rebalance import Plan
     from kvtide.sequence import Sequence
@@ -79,8 +82,20 @@ class Capacity:
             )  # fmt: skip
         return self._go_on(self._parts.mover.left())
 
-    def set_budget(self, num_bytes: int) -> Progress:
+    def set_budget(self, num_bytes: int, *, dry_run: bool = False) -> Progress:
         """Use so many bytes from now on; see `KVManager.set_budget`."""
+        parts = self._parts
+        granules = self._require_budget(num_bytes)
+        if dry_run:
+            return Progress(0, max(0, parts.budget.num_taken - granules))
+        _log.info("budget: %d granules, was %d", granules, parts.budget.quota)
+        parts.budget.set_quota(granules)
+        return self._go_on(parts.mover.left())
+
+    def _require_budget(self, num_bytes: int) -> int:
+        """The granules of a budget. ConfigError if it is less than what is needed whatever
+        happens, or more than the memory has.
+        """
         parts, size, least = self._parts, self._parts.memory.granule_bytes, self._least()
         granules, need = num_bytes // size, sum(least.values())
         most = parts.budget.num_granules
@@ -91,9 +106,82 @@ class Capacity:
                 f"{most * size:,}: choose a value between them"
             )
         parts.backlog.require_split(granules, least)
-        _log.info("budget: %d granules, was %d", granules, parts.budget.quota)
-        parts.budget.set_quota(granules)
-        return self._go_on(parts.mover.left())
+        return granules
+
+    def resize(self, pages: Mapping[str, int], *, dry_run: bool = False) -> dict[str, int]:
+        """Give pools these numbers of pages; see `KVManager.resize`."""
+        parts = self._parts
+        self._require_sizes(pages)
+        granted = self._granted(pages)
+        if dry_run or granted != dict(pages):
+            return granted
+        if not parts.fences.quiesced:
+            raise UsageError(
+                f"{parts.fences.issued - parts.fences.completed} steps are in flight; resize "
+                "between steps"
+            )
+        before = {name: parts.pools[name].num_usable for name in pages}
+        try:
+            self._set_sizes(pages)
+        except BaseException:
+            with suppress(DeviceError, UsageError):
+                self._set_sizes(before)
+            raise
+        finally:
+            parts.backlog.recut()
+        return granted
+
+    def _set_sizes(self, pages: Mapping[str, int]) -> None:
+        """Cut first, so that there is ground to grow on."""
+        parts, groups = self._parts, {name: g for g, name in enumerate(self._parts.pools)}
+        for change in (parts.mover.cut, parts.mover.raise_to):
+            for name, count in pages.items():
+                if not change(groups[name], count):
+                    raise UsageError(
+                        f"pool {name!r} cannot have its {count} lowest pages: a plan has left "
+                        "holes in it; use either rebalance or resize"
+                    )
+        for name in pages:
+            pool = parts.pools[name]
+            parts.mover.ceilings[groups[name]] = pool.space.granules_for(pool.limit)
+
+    def _require_sizes(self, pages: Mapping[str, int]) -> None:
+        parts = self._parts
+        if parts.ground.is_elastic:
+            raise UsageError("resize sets a split that stays; use mode='static' or 'dry_run'")
+        for name, count in pages.items():
+            if name not in parts.pools:
+                raise UsageError(f"pool {name!r} is unknown; pools are {', '.join(parts.pools)}")
+            pool = parts.pools[name]
+            least = parts.least_pages[name]
+            if not least <= count < pool.space.num_pages:
+                raise UsageError(
+                    f"pool {name!r} was to have {count} pages; one longest sequence and its floor "
+                    f"need {least}, the memory holds {pool.space.num_pages - 1}"
+                )
+
+    def _granted(self, pages: Mapping[str, int]) -> dict[str, int]:
+        """Of these numbers what the pools can have now: not less than is live, and no more than the
+        budget's granules.
+        """
+        parts = self._parts
+        granted = {name: pool.num_usable for name, pool in parts.pools.items()}
+        for name, count in pages.items():
+            books = parts.pools[name].books
+            if count < granted[name]:
+                granted[name] = min(
+                    granted[name], max(count, books.num_leased + books.num_in_flight)
+                )
+        free = parts.budget.quota - sum(
+            parts.pools[name].space.granules_for(1 + count) for name, count in granted.items()
+        )
+        for name, count in pages.items():
+            space, has = parts.pools[name].space, granted[name]
+            if count > has:
+                most = space.pages_in(space.granules_for(1 + has) + free) - 1
+                granted[name] = min(count, max(has, most))
+                free -= space.granules_for(1 + granted[name]) - space.granules_for(1 + has)
+        return {name: granted[name] for name in pages}
 
     def _least(self) -> dict[str, int]:
         """Granules each pool needs whatever happens: for one longest sequence, its floor, and what

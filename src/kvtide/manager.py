@@ -18,6 +18,7 @@ from kvtide.errors import CapacityError, UsageError
 from kvtide.events import AllBlocksCleared
 from kvtide.facts import Snapshot, take_snapshot
 from kvtide.media import Media, MediaIds
+from kvtide.peer import Peer
 from kvtide.sequence import Answer, Batch, PageTable, Sequence, Status, Step
 from kvtide.sequence.misuse import require, require_all, require_unregistered
 from kvtide.tokens import TokenSource, as_tokens
@@ -58,6 +59,7 @@ class KVManager:
         self.max_tokens = max_tokens
         self._parts: Parts = assemble(layout, memory, max_sequences, max_tokens, self.options)
         self._capacity = Capacity(self._parts)
+        self.peer = Peer(self._parts)
         self._media = MediaIds()
         self._last: Batch | None = None
 
@@ -299,15 +301,26 @@ class KVManager:
         """
         return self._capacity.rebalance(plan, dry_run=dry_run)
 
-    def set_budget(self, num_bytes: int) -> Progress:
+    def set_budget(self, num_bytes: int, *, dry_run: bool = False) -> Progress:
         """Use `num_bytes` (whole granules) of the memory from now on, for all pools together.
 
         Growing holds at once. Shrinking drops what is cached and cheapest first, a little at each
         step; the answer says which live sequences are in the way, and it goes on when they leave.
         Memory that is given up goes back to the system afterwards, a granule at each step.
-        ConfigError below what one longest sequence needs and above what the memory has.
+        ConfigError below what one longest sequence needs and above what the memory has; with
+        `dry_run` that is all.
         """
-        return self._capacity.set_budget(num_bytes)
+        return self._capacity.set_budget(num_bytes, dry_run=dry_run)
+
+    def resize(self, pages: Mapping[str, int], *, dry_run: bool = False) -> dict[str, int]:
+        """Give pools exactly these numbers of pages (by name, the sinks apart), all or nothing;
+        returns what they can have now.
+
+        If that is less than was asked (or more, where live pages are in the way), or with
+        `dry_run`, nothing has changed. A pool keeps its lowest pages: on ranks whose pages differ
+        in bytes the same page ids stay. For static splits, between steps: UsageError otherwise.
+        """
+        return self._capacity.resize(pages, dry_run=dry_run)
 
     def settle(self) -> Progress:
         """Carry out now all that `rebalance` and `set_budget` left for later, however long it

@@ -22,11 +22,13 @@ class Fences:
     `issued` and `completed` are step numbers; equal means quiesced: no step in flight.
     """
 
-    __slots__ = ("_pending", "completed", "issued")
+    __slots__ = ("_pending", "completed", "horizon", "issued")
 
     def __init__(self) -> None:
         self.issued = 0
         self.completed = 0
+        self.horizon: int | None = None
+        """Steps with a fence count as complete only up to this one: what all ranks have reached."""
         self._pending: deque[tuple[int, Fence | None]] = deque()
 
     @property
@@ -51,8 +53,20 @@ class Fences:
         """Ask the fences of the oldest steps, return the number of the last completed step."""
         while self._pending:
             step, fence = self._pending[0]
-            if fence is not None and not fence.done():
+            if fence is not None and not self._has_passed(step, fence):
                 break
             self._pending.popleft()
             self.completed = step
         return self.completed
+
+    def reached(self) -> int:
+        """The last step whose fence has passed, up to the horizon or beyond it; changes nothing."""
+        last = self.completed
+        for step, fence in self._pending:
+            if fence is not None and not fence.done():
+                break
+            last = step
+        return last
+
+    def _has_passed(self, step: int, fence: Fence) -> bool:
+        return fence.done() if self.horizon is None else step <= self.horizon

@@ -34,6 +34,8 @@ class Pool:
         self.books = PageBooks(self.space.num_pages, fences)
         self.mapped = np.zeros(budget.num_granules, np.bool_)
         self.num_mapped = 0
+        self.limit = self.space.num_pages
+        """Pages from this id on never exist, whatever granules are mapped."""
         self._handles = np.full(budget.num_granules, -1, np.int64)
         self._budget = budget
         self.events: Sink | None = None
@@ -41,7 +43,7 @@ class Pool:
 
     def growth_for(self, num_pages: int) -> IntArray:
         """Unmapped granules (ascending) that would bring `num_pages` more pages into existence."""
-        absent = np.flatnonzero(~self.books.exists)[:num_pages]
+        absent = np.flatnonzero(~self.books.exists[: self.limit])[:num_pages]
         under = self.space.under(absent)
         return under[~self.mapped[under]]
 
@@ -62,9 +64,47 @@ class Pool:
         whole = self.space.touching(granules)
         if not self.space.is_even:
             whole = self.space.complete(whole, self.mapped)
-        self.books.create(whole[~self.books.exists[whole]])
+        self._create(whole)
         self._announce(self.num_mapped - len(granules))
         return True
+
+    def _create(self, whole: PageArray) -> None:
+        """Those of `whole`, pages with all their granules, that may exist and do not yet."""
+        whole = whole[whole < self.limit]
+        self.books.create(whole[~self.books.exists[whole]])
+
+    def raise_limit(self, limit: int) -> bool:
+        """Let all pages below `limit` exist, and map what they need of the budget's free granules;
+        False, changing nothing, if there are too few.
+        """
+        before, self.limit = self.limit, limit
+        try:
+            under = self.space.under(np.arange(limit, dtype=np.int32))
+            missing = under[~self.mapped[under]]
+            grown = not len(missing) or self.grow(missing)
+        except BaseException:
+            self.limit = before
+            raise
+        if not grown:
+            self.limit = before
+            return False
+        self._create(self.space.complete(np.arange(limit, dtype=np.int32), self.mapped))
+        return True
+
+    def lower_limit(self, limit: int) -> None:
+        """No page from `limit` on exists any more, and no granule that only they were on is mapped.
+        UsageError, changing nothing, if one of them is not free.
+        """
+        before, self.limit = self.limit, limit
+        try:
+            top = self.space.under(np.arange(limit, self.space.num_pages, dtype=np.int32))
+            top = top[self.mapped[top]]
+            doomed = (limit + np.flatnonzero(self.books.exists[limit:])).astype(np.int32)
+            self.books.destroy(doomed)
+            self._unmap(self.space.bare(top, self.books.exists), doomed)
+        except BaseException:
+            self.limit = before
+            raise
 
     def _show_zeroed(self, granules: IntArray, handles: IntArray) -> None:
         """Map and clear; if either fails, everything is as before and the handles are free."""
@@ -95,19 +135,26 @@ class Pool:
         if not self.space.is_even:
             near = np.union1d(granules, self.space.under(doomed))
             bare = self.space.bare(near[self.mapped[near]], self.books.exists)
-        if len(bare):
-            try:
-                self.arena.unmap(bare)
-            except BaseException:
-                self.books.create(doomed)
-                raise
-            handles = self._handles[bare]
-            self.mapped[bare] = False
-            self._handles[bare] = -1
-            self.num_mapped -= len(bare)
-            self._budget.give(handles)
-            self._announce(self.num_mapped + len(bare))
+        self._unmap(bare, doomed)
         return len(bare)
+
+    def _unmap(self, bare: IntArray, doomed: PageArray) -> None:
+        """Give granules back to the budget; if memory refuses, the pages just destroyed exist
+        again.
+        """
+        if not len(bare):
+            return
+        try:
+            self.arena.unmap(bare)
+        except BaseException:
+            self.books.create(doomed)
+            raise
+        handles = self._handles[bare]
+        self.mapped[bare] = False
+        self._handles[bare] = -1
+        self.num_mapped -= len(bare)
+        self._budget.give(handles)
+        self._announce(self.num_mapped + len(bare))
 
     def _announce(self, before: int) -> None:
         if self.events is not None:
@@ -137,6 +184,7 @@ class Pool:
         """Raise InvariantError unless pages, granules and the budget's books agree."""
         self.books.check()
         whole = self.space.complete(np.arange(self.space.num_pages, dtype=np.int32), self.mapped)
+        whole = whole[whole < self.limit]
         if not np.array_equal(whole, np.flatnonzero(self.books.exists)):
             raise InvariantError(
                 f"pool {self.name!r}: a page exists without its granules, or lacks them"

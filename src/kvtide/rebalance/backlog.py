@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvtide.errors import ConfigError
 from kvtide.rebalance.decide import loss
 from kvtide.rebalance.mover import granules_spared, pages_lost
@@ -170,6 +172,11 @@ class Backlog:
                 ranked.append((pool.books.num_free < pages_lost(pool, 1), price, g, most))
         return [(g, most) for _, _, g, most in sorted(ranked)]
 
+    def recut(self) -> None:
+        """The pools as they are now are the split to keep; what was pending is given up."""
+        self._moves = []
+        self._weights = [float(pool.num_mapped) for pool in self._mover.pools]
+
     def targets(self, quota: int) -> list[int]:
         """Granules of each static pool under a budget of `quota` granules."""
         total = sum(self._weights)
@@ -183,9 +190,10 @@ class Backlog:
         if not self._keeps_split:
             return [0] * len(self._index)
         free = self._mover.budget.num_free
-        targets = self.targets(self._mover.budget.quota)
+        mover = self._mover
+        targets = np.minimum(self.targets(mover.budget.quota), mover.ceilings).tolist()
         lacking: list[int] = []
-        for pool, target in zip(self._mover.pools, targets, strict=True):
+        for pool, target in zip(mover.pools, targets, strict=True):
             lacking.append(min(free, max(0, target - pool.num_mapped)))
             free -= lacking[-1]
         return lacking

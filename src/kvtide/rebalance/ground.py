@@ -40,7 +40,7 @@ class Ground:
         self._fences = mover.fences
         self._prefixes = mover.prefixes
         self._journal = journal
-        self._elastic = mode == "elastic"
+        self.is_elastic = mode == "elastic"
         self._observes = mode == "dry_run"
         self.yield_optional: Callable[[], None] = _nothing
         self._recent_need = [(0.0, 0)] * len(self._pools)
@@ -51,11 +51,11 @@ class Ground:
     def limit(self, group: int) -> int:
         """Most pages the pool could ever hand out, with every other pool at its floor."""
         pool, mover = self._pools[group], self._mover
-        if not self._elastic:
+        if not self.is_elastic:
             return pool.num_usable
         others = sum(mover.bottom(g) for g in range(len(self._pools)) if g != group)
         granules = min(self._budget.quota - others, mover.ceilings[group])
-        return pool.space.pages_in(granules) - 1
+        return min(pool.limit, pool.space.pages_in(granules)) - 1
 
     def refusing(self, wanted: Sequence[int]) -> int | None:
         """The pool that cannot give `wanted` pages now, whatever cached pages are dropped; None if
@@ -69,7 +69,7 @@ class Ground:
                 busy=pool.books.num_leased + pool.books.num_in_flight,
                 wanted=wanted[g],
                 available=pool.num_available,
-                floor_granules=self._mover.floors[g] if self._elastic else pool.num_mapped,
+                floor_granules=self._mover.floors[g] if self.is_elastic else pool.num_mapped,
                 limit_pages=self._most(g),
             )
             for g, pool in enumerate(self._pools)
@@ -78,9 +78,9 @@ class Ground:
 
     def _most(self, group: int) -> int:
         pool = self._pools[group]
-        if not self._elastic:
+        if not self.is_elastic:
             return pool.num_usable
-        return pool.space.pages_in(self._mover.ceilings[group]) - 1
+        return min(pool.limit, pool.space.pages_in(self._mover.ceilings[group])) - 1
 
     def secure(self, wanted: Sequence[int], *, learn: bool = True) -> int | None:
         """Make `wanted[g]` pages free in every pool g; returns the pool that refused, or None.
@@ -105,6 +105,8 @@ class Ground:
             refused = self.refusing(wanted)
         if refused is not None:
             self._pressed_at[refused] = self._fences.issued
+            if self._observes:
+                self._observe_demand(refused, wanted)
             return refused
         return next((g for g in short if not self._fill(g, wanted)), None)
 
@@ -152,9 +154,9 @@ class Ground:
         """
         pool = self._pools[group]
         missing = wanted[group] - pool.books.num_free
-        if self._elastic and self._mover.grow(group, max(missing, self._ample(group))):
+        if self.is_elastic and self._mover.grow(group, max(missing, self._ample(group))):
             return True
-        if self._elastic and self._take_idle(group, missing, wanted):
+        if self.is_elastic and self._take_idle(group, missing, wanted):
             return True
         eviction = self._prefixes.eviction
         if not priced:
@@ -163,13 +165,13 @@ class Ground:
             return freed > 0
         self._pressed_at[group] = self._fences.issued
         freed = eviction.evict_worthless(group, missing)
-        if not freed and (self._elastic or self._observes) and self._take(group, missing, wanted):
+        if not freed and (self.is_elastic or self._observes) and self._take(group, missing, wanted):
             return True
         if not freed:
-            own = eviction.offer(group) if self._elastic else None  # the next one may be dearer
+            own = eviction.offer(group) if self.is_elastic else None  # the next one may be dearer
             freed = eviction.evict(group, missing if own is None else min(missing, own.pages))
         pool.books.drain()
-        return freed > 0 or (self._elastic and self._take_at_any_price(group, missing, wanted))
+        return freed > 0 or (self.is_elastic and self._take_at_any_price(group, missing, wanted))
 
     def _ample(self, group: int) -> int:
         """Pages by which a pool grows while the budget lasts: few calls, no long one."""
@@ -252,6 +254,19 @@ class Ground:
         own_bytes = self._pools[receiver].page_bytes
         if idle or (offer is not None and should_give(offer, pool.page_bytes, own, own_bytes)):
             self._journal.decline(donor, receiver, granules, self._reason(donor, receiver))
+
+    def _observe_demand(self, receiver: int, wanted: Sequence[int]) -> None:
+        """Note the trade without which live sequences are refused; changes nothing."""
+        missing = wanted[receiver] - self._pools[receiver].num_available
+        for donor in self._donors(receiver):
+            pool = self._pools[donor]
+            spare = granules_spared(pool, pool.num_available - wanted[donor])
+            spare = min(spare, pool.num_mapped - self._mover.bottom(donor))
+            granules = min(self._share(donor, receiver, missing), spare)
+            if granules > 0:
+                reason = f"{missing:,} pages for live sequences, nothing cached left to drop"
+                self._journal.decline(donor, receiver, granules, reason)
+                return
 
     def _peaks(self, wanted: Sequence[int]) -> list[int]:
         """Pages each pool would have to have free or cached to serve its recent peak again."""

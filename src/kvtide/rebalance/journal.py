@@ -6,10 +6,12 @@ import logging
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from kvtide.events import GroundMoved
+from kvtide.rebalance.decide import Move
 
 if TYPE_CHECKING:
     from kvtide.events import Sink
     from kvtide.prefix.eviction import Offer
+    from kvtide.rebalance.decide import Plan
 
 Cause: TypeAlias = Literal["idle", "price", "demand", "plan", "budget"]
 """idle: another pool had it free, unused lately; price: another pool's cached pages were
@@ -36,6 +38,7 @@ class Journal:
 
         self.num_declined = 0
         """Granules that a dry run would have begun to move."""
+        self._wishes: dict[tuple[int, int], int] = {}
 
     @property
     def total(self) -> int:
@@ -58,8 +61,23 @@ class Journal:
     def decline(self, donor: int, receiver: int, granules: int, reason: str) -> None:
         """A dry run: granules would have gone from `donor` to `receiver` by price."""
         self.num_declined += granules
+        pair = (donor, receiver)
+        self._wishes[pair] = max(granules, self._wishes.get(pair, 0))
         if self.is_read:
             self._tell(donor, receiver, granules, "price", reason, dry_run=True)
+
+    def take_wishes(self) -> Plan:
+        """The trades declined since the last call, each as large as the largest of its pair."""
+        wishes, self._wishes = self._wishes, {}
+        return tuple(
+            Move(
+                donor=self._names[donor],
+                receiver=self._names[receiver],
+                granules=granules,
+                reason="wanted",
+            )
+            for (donor, receiver), granules in wishes.items()
+        )
 
     def _tell(
         self,

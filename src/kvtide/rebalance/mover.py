@@ -136,6 +136,42 @@ class Mover:
                 self.grow_granules(donor, given - came)
         return came
 
+    def cut(self, group: int, num_pages: int) -> bool:
+        """Leave a pool its `num_pages` lowest pages, the sink apart; False if live ones are more.
+
+        Drops the coldest cached pages until the rest fits, then moves down what stands above.
+        """
+        pool, books, limit = self.pools[group], self.pools[group].books, num_pages + 1
+        books.drain()
+        if books.num_leased + books.num_in_flight > num_pages:
+            return False
+        over = books.num_leased + books.num_cached + books.num_in_flight - num_pages
+        if over > 0:
+            before = self.prefixes.eviction.num_evicted[group]
+            self.prefixes.eviction.evict(group, over)
+            self.num_yielded[group] += self.prefixes.eviction.num_evicted[group] - before
+            books.drain()
+        above = np.flatnonzero(books.exists & ~books.free_mask())
+        above = above[above >= limit].astype(np.int32)
+        if len(above):
+            forbidden = np.arange(books.max_pages) >= limit
+            below = books.take_outside(forbidden, len(above))
+            if below is None:
+                return False
+            self._relocate(group, above, below)
+        pool.lower_limit(limit)
+        self.epoch += 1
+        return True
+
+    def raise_to(self, group: int, num_pages: int) -> bool:
+        """Let a pool have its `num_pages` lowest pages, the sink apart; False, changing nothing, if
+        the budget has not the granules.
+        """
+        if not self.pools[group].raise_limit(num_pages + 1):
+            return False
+        self.epoch += 1
+        return True
+
     def _clear_granules(
         self, donor: int, count: int, keep: int, *, sparing: bool
     ) -> IntArray | None:
