@@ -81,8 +81,7 @@ def assemble(
         _set_up(pool, options)
         pool.grow(np.arange(sizes[group.name]))
         books.append(_group_books(index, group, pool, table))
-    prefixes = _prefixes(layout, books, options)
-    pools = [g.pool for g in books]
+    prefixes, pools = _prefixes(layout, books, options), [g.pool for g in books]
     mover = _mover(pools, prefixes, budget, fences, options)
     journal = Journal([p.name for p in pools], options.events)
     ground = Ground(mover, journal, options.mode)
