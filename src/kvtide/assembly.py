@@ -58,9 +58,7 @@ def assemble(
     """Build the parts, map the start-up granules, check that a longest sequence fits. Raises
     ConfigError.
     """
-    for name, value in (("max_sequences", max_sequences), ("max_tokens", max_tokens)):
-        if value < 1:
-            raise ConfigError(f"{name} is {value}; use 1 or more")
+    _require_positive(max_sequences=max_sequences, max_tokens=max_tokens)
     groups = tuple(_plain(group, max_tokens) for group in layout.groups)
     _check_names(groups, options)
     budget, fences = Budget(memory), Fences()
@@ -103,6 +101,12 @@ def assemble(
         least_pages=pages,
         ledger=Ledger(holdings),
     )
+
+
+def _require_positive(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; use 1 or more")
 
 
 def _plain(group: LayerGroup, max_tokens: int) -> LayerGroup:
