@@ -1,10 +1,11 @@
 """Between an engine of several ranks and its managers: one call a step, on every rank.
 
     group = Agreement(kv, transport, Terms(axis="tensor", every=8))
-    while serving:
-        turn = group.boundary()        # on every rank, whether there is work or not
-        if not turn.drain:             # pipelines: begin no new micro-batch until this is over
-            ...                        # schedule, kv.step, commit, as ever
+    with group:                            # a rank that raises in here stops the others as well
+        while serving:
+            turn = group.boundary()        # on every rank, whether there is work or not
+            if not turn.drain:             # pipelines: begin no new micro-batch until this is over
+                ...                        # schedule, kv.step, commit, as ever
 
 At the ticks, every `every` steps, ranks exchange ballots while the step runs, and conclude them at
 the next boundary. `propose` asks for a change; it is made on all ranks at the same boundary, or on
@@ -16,7 +17,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -145,6 +146,8 @@ class Agreement:
         self._facts: tuple[int, ...] = ()
         self._steps = 0
         self._counts = dict.fromkeys(("prepare", "commit", "abort", "refusal", "pause", "defer"), 0)
+        if names:  # fences pass sooner on one rank than on another: none counts before a tick
+            kv.peer.count_completed(0)
         self._seconds = np.zeros(_KEPT)
         self._began = 0.0
         self._spent = 0.0
@@ -187,6 +190,26 @@ class Agreement:
             self._cast(in_flight)  # while something is open every step is a tick, on all ranks
         self._steps += 1
         return turn
+
+    def close(self) -> None:
+        """Conclude the tick that is under way, if any: the last call, after equally many boundaries
+        on all ranks. Raises RanksError if the others are not heard.
+        """
+        if self._member.error is None and self._member.is_cast:
+            self._conclude()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        """Close; or, if this rank raised, let the others know at once."""
+        if error is None:
+            self.close()
+        elif not isinstance(error, RanksError):
+            self.halt(f"{type(error).__name__}: {error}")
 
     def halt(self, why: str) -> None:
         """This rank cannot go on: let the others stop at once instead of at their deadline."""
@@ -248,7 +271,8 @@ class Agreement:
             raise self._member.fail(error) from None
         tick = decision.tick % _KEPT
         self._seconds[tick] = self._spent + perf_counter() - started
-        self.kv.peer.count_completed(decision.completed)
+        if self._rules.names:
+            self.kv.peer.count_completed(decision.completed)
         return self._act(decision)
 
     def _explained(self, error: DivergenceError) -> DivergenceError:
