@@ -112,6 +112,9 @@ class Capacity:
         """Give pools these numbers of pages; see `KVManager.resize`."""
         parts = self._parts
         self._require_sizes(pages)
+        parts.fences.poll()
+        for name in pages:
+            parts.pools[name].books.drain()
         granted = self._granted(pages)
         if dry_run or granted != dict(pages):
             return granted

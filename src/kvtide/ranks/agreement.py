@@ -305,8 +305,7 @@ class Agreement:
                 return Turn(drain=self.terms.axis == "pipeline" and answer.ready)
             case "commit":
                 self._granted = None
-                self._apply(decode(decision.payload, self._names))
-                return Turn(changed=True)
+                return self._apply(decode(decision.payload, self._names))
             case "pause":
                 return self._use_pause()
             case "abort":
@@ -325,9 +324,9 @@ class Agreement:
         answer = change.feasible(self.kv)
         if not answer.ready:
             return Turn(refused=answer.reason.name.lower())
-        self._apply(change)
+        turn = self._apply(change)
         self.kv.settle()
-        return Turn(changed=True)
+        return turn
 
     def _wish(self) -> Change | None:
         """What the leader's manager would have moved by itself, were it alone (mode `dry_run`)."""
@@ -348,19 +347,32 @@ class Agreement:
             return Answer(ready=False, reason=Reason.VETO)
         return change.feasible(self.kv)
 
-    def _apply(self, change: Change) -> None:
-        """Make the change; a rank that cannot any more stops, and with it the group."""
+    def _apply(self, change: Change) -> Turn:
+        """Make the change; a rank whose memory refuses stops, and with it the group.
+
+        What has come in the way since all agreed (steps in flight, live pages) is no failure: where
+        books are equal it is in every rank's way, and where they are not it is this rank's matter.
+        Only the stages of a pipeline, drained and held to equal pages, must not come apart here.
+        """
+        is_pipeline = self.terms.axis == "pipeline"
         try:
-            change.apply(self.kv)
+            change.apply(self.kv, exactly=is_pipeline)
         except (ConfigError, DeviceError, UsageError) as error:
-            failed = RanksError(
-                f"a change that all ranks had agreed on failed on rank {self._transport.rank}: "
-                f"{error}; the group has stopped, start it again"
-            )
-            self._member.fail(failed)
-            self._transport.halt(str(error))
-            raise failed from error
+            if is_pipeline or isinstance(error, DeviceError):
+                raise self._failed(error) from error
+            _log.warning("given up in epoch %d (%s): %s", self._member.epoch, error, change)
+            return Turn(refused=str(error))
         _log.info("epoch %d: %s", self._member.epoch, change)
+        return Turn(changed=True)
+
+    def _failed(self, error: Exception) -> RanksError:
+        """Stop, and tell the others."""
+        failed = RanksError(
+            f"a change that all ranks had agreed on failed on rank {self._transport.rank}: "
+            f"{error}; the group has stopped, start it again"
+        )
+        self._transport.halt(str(error))
+        return self._member.fail(failed)
 
     def _refusal(self, decision: Decision) -> str:
         change = decode(decision.payload, self._names)

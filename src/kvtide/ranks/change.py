@@ -78,10 +78,16 @@ class Change:
         offer = encode(Change(pages=granted), tuple(kv.pools))
         return Answer(ready=True, offer=offer)
 
-    def apply(self, kv: KVManager) -> None:
-        """Make the change, or begin it. Raises ConfigError, DeviceError or UsageError."""
-        if self.pages and (granted := kv.resize(self.pages)) != self.pages:
-            raise UsageError(f"pools were to have {self.pages} pages and can have {granted}")
+    def apply(self, kv: KVManager, *, exactly: bool = True) -> None:
+        """Make the change, or begin it. Raises ConfigError, DeviceError or UsageError.
+
+        Where steps have run since all agreed, live pages may be in the way that were not; unless
+        `exactly`, pools then get what they can have now, which is the same on ranks of equal books.
+        """
+        if self.pages:
+            wanted = self.pages if exactly else kv.resize(self.pages, dry_run=True)
+            if (granted := kv.resize(wanted)) != wanted:
+                raise UsageError(f"pools were to have {wanted} pages and can have {granted}")
         if self.budget_bytes is not None:
             kv.set_budget(self.budget_bytes)
         if self.plan:
