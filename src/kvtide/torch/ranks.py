@@ -11,9 +11,11 @@ the host, wanted on the host, and must not wait behind kernels.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from datetime import timedelta
+from itertools import count
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,15 +23,23 @@ import torch
 from kvtide.errors import RankFailedError, RankLostError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvtide.types import IntArray
+
+T = TypeVar("T")
 
 dist: Any = torch.distributed  # its stubs leave most of what is used here unknown
 _torch: Any = torch
 
 _LOOK = 0.2
 """Seconds between two looks for a rank that has stopped, while a tick takes long."""
+
+_PATIENCE = 3.0
+"""Seconds beyond the deadline for finding out, by the store, who is lost."""
+
+_made = count()
+"""Numbers the transports of this process, and so of the world: all make them in the same order."""
 
 
 class DistributedTransport:
@@ -50,7 +60,9 @@ class DistributedTransport:
         self._group = dist.new_group(chosen, timeout=timedelta(seconds=timeout), backend="gloo")
         self.size = len(chosen)
         self.rank = chosen.index(dist.get_rank()) if dist.get_rank() in chosen else -1
-        self._store: Any = dist.PrefixStore(f"{name}/{chosen[0]}/{len(chosen)}", _default_store())
+        # A place of its own: what another group, or an earlier one, has left is not for this one.
+        self._store: Any = dist.PrefixStore(f"{name}/{next(_made)}", _default_store())
+        self._board = _Board()
         self._pending: tuple[torch.Tensor, _Work] | None = None
         self._number = 0
 
@@ -81,49 +93,81 @@ class DistributedTransport:
 
     def halt(self, why: str) -> None:
         """See `Transport`: by the store, where the others look while they wait."""
-        try:
+
+        def tell() -> None:
             self._store.set(f"halt/{self.rank}", why)
             self._store.set("halted", "yes")
-        except RuntimeError:
-            return  # whoever holds the store is gone: the others notice at their deadline
+
+        # Is whoever holds the store gone, the others notice at their deadline.
+        self._board.ask(tell, 5 * _LOOK, otherwise=None)
 
     def _await(self, work: _Work, seconds: float) -> None:
         number, until = self._number, monotonic() + seconds
         self._number += 1
         while not work.over.wait(min(_LOOK, max(0.0, until - monotonic()))):
-            if self._has_halted():
-                raise self._lost(number, seconds)
-            if monotonic() >= until:
+            if monotonic() >= until or self._has_halted(until - monotonic()):
                 raise self._lost(number, seconds)
         try:
             work.raise_error()
         except RuntimeError as error:
             raise self._lost(number, seconds) from error
 
-    def _has_halted(self) -> bool:
-        try:
-            return bool(self._store.check(["halted"]))
-        except RuntimeError:
-            return True
+    def _has_halted(self, seconds: float) -> bool:
+        def look() -> bool:
+            try:
+                return bool(self._store.check(["halted"]))
+            except RuntimeError:
+                return True  # whoever held the store is gone
+
+        return self._board.ask(look, min(_LOOK, seconds), otherwise=False)
 
     def _lost(self, number: int, seconds: float) -> RankLostError | RankFailedError:
         """Why a tick failed: who has said that it stops, else who is not here to say anything."""
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        try:
-            self._store.set(f"here/{number}/{self.rank}", "yes")
-            for rank in others:
-                if self._store.check([f"halt/{rank}"]):
-                    why = self._store.get(f"halt/{rank}").decode()
-                    return RankFailedError(f"rank {rank} has stopped: {why}")
-            self._store.set("halted", "yes")  # wakes the others, so that they say they are here
-            until = monotonic() + 2 * _LOOK
-            missing = others
-            while missing and monotonic() < until:
-                sleep(_LOOK / 4)
-                missing = [r for r in missing if not self._store.check([f"here/{number}/{r}"])]
-        except RuntimeError:
-            missing = []
+        return self._board.ask(
+            lambda: self._find_lost(number, seconds),
+            _PATIENCE,
+            otherwise=RankLostError.silent([], number, seconds),
+        )
+
+    def _find_lost(self, number: int, seconds: float) -> RankLostError | RankFailedError:
+        missing = [rank for rank in range(self.size) if rank != self.rank]
+        self._store.set(f"here/{number}/{self.rank}", "yes")
+        for rank in missing:
+            if self._store.check([f"halt/{rank}"]):
+                why = self._store.get(f"halt/{rank}").decode()
+                return RankFailedError(f"rank {rank} has stopped: {why}")
+        self._store.set("halted", "yes")  # wakes the others, so that they say they are here
+        until = monotonic() + 2 * _LOOK
+        while missing and monotonic() < until:
+            sleep(_LOOK / 4)
+            missing = [r for r in missing if not self._store.check([f"here/{number}/{r}"])]
         return RankLostError.silent(missing, number, seconds)
+
+
+class _Board:
+    """Asks the store in a thread, one question at a time: its holder may stand still, too, and then
+    a call takes minutes.
+    """
+
+    def __init__(self) -> None:
+        self._asking: threading.Thread | None = None
+
+    def ask(self, question: Callable[[], T], seconds: float, *, otherwise: T) -> T:
+        """The answer; `otherwise` if the store fails, or does not answer in time."""
+        if self._asking is not None:
+            self._asking.join(seconds)
+            if self._asking.is_alive():
+                return otherwise
+        answers: list[T] = []
+
+        def run() -> None:
+            with suppress(RuntimeError):
+                answers.append(question())
+
+        self._asking = threading.Thread(target=run, name="kvtide-ranks-store", daemon=True)
+        self._asking.start()
+        self._asking.join(seconds)
+        return answers[0] if answers else otherwise
 
 
 class _Work:
