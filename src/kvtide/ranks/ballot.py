@@ -58,13 +58,20 @@ class Shape:
     @property
     def words(self) -> int:
         """Words of a ballot; it is sent twice, as it is and negated."""
-        return len(_HEAD) + self.facts + 2 * self.payload
+        return _NUM_HEAD + self.facts + 2 * self.payload
 
 
 _HEAD = (
     "tick", "phase", "epoch", "vote", "reason", "needed", "available",
     "wants", "in_flight", "completed", "trouble", "proposes",
 )  # fmt: skip
+
+
+_NUM_HEAD = len(_HEAD)
+_INDEX = {name: index for index, name in enumerate(_HEAD)}
+
+_NUM_EQUAL = 3
+"""Words at the beginning of the head that must be equal on all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,17 +100,20 @@ class Ballot:
 
     def pack(self, shape: Shape) -> IntArray:
         """Words to be folded by their minimum, int64 [2 * shape.words]."""
-        nothing = (_NEUTRAL,) * shape.payload
         available = self.available if self.vote is Vote.REFUSED else _NEUTRAL
-        head = (
+        said = (
             self.tick, self.phase, self.epoch, self.vote, self.reason, self.needed, available,
             self.wants, self.in_flight, self.completed, self.trouble, self.proposal is not None,
+            *self.facts,
         )  # fmt: skip
-        words = np.array(
-            (*head, *self.facts, *(self.proposal or nothing), *(self.offer or nothing)), np.int64
-        )
-        negated = np.where(words == _NEUTRAL, _NEUTRAL, -words)
-        return np.concatenate([words, negated])
+        if self.proposal is not None or self.offer is not None:
+            nothing = (_NEUTRAL,) * shape.payload
+            said = (*said, *(self.proposal or nothing), *(self.offer or nothing))
+        words = np.full(2 * shape.words, _NEUTRAL)
+        words[: len(said)] = said
+        np.negative(words[: len(said)], out=words[shape.words : shape.words + len(said)])
+        words[shape.words :][words[: shape.words] == _NEUTRAL] = _NEUTRAL
+        return words
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,39 +133,45 @@ class Tally:
     """The fold of all ballots of one tick."""
 
     def __init__(self, folded: IntArray, shape: Shape) -> None:
-        low = folded[: shape.words]
-        high = -folded[shape.words :]
-        self._low: list[int] = low.tolist()
-        self._high: list[int] = high.tolist()
-        self._shape = shape
+        self._folded, self._shape = folded, shape
+        # Proposals and offers are most of the words, and looked at when there is one.
+        self._low: list[int] = folded[: _NUM_HEAD + shape.facts].tolist()
+        high = folded[shape.words : shape.words + _NUM_HEAD + shape.facts]
+        self._high: list[int] = (-high).tolist()
 
     def __getattr__(self, name: str) -> Range:
         """A word of the head by its name, such as `tally.vote`."""
-        try:
-            return self._at(_HEAD.index(name))
-        except ValueError:
-            raise AttributeError(name) from None
-
-    def _at(self, index: int) -> Range:
+        index = _INDEX.get(name)
+        if index is None:
+            raise AttributeError(name)
         return Range(self._low[index], self._high[index])
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether all ranks said the same tick, phase, epoch and facts."""
+        low, high = self._low, self._high
+        return low[:_NUM_EQUAL] == high[:_NUM_EQUAL] and low[_NUM_HEAD:] == high[_NUM_HEAD:]
 
     @property
     def facts(self) -> list[Range]:
         """Each fact over all ranks."""
-        start = len(_HEAD)
-        return [self._at(i) for i in range(start, start + self._shape.facts)]
+        low, high = self._low[_NUM_HEAD:], self._high[_NUM_HEAD:]
+        return [Range(*word) for word in zip(low, high, strict=True)]
 
     @property
     def proposal(self) -> list[Range]:
         """Each word of the proposal over the ranks that made one."""
-        start = len(_HEAD) + self._shape.facts
-        return [self._at(i) for i in range(start, start + self._shape.payload)]
+        start = _NUM_HEAD + self._shape.facts
+        low: list[int] = self._folded[start : start + self._shape.payload].tolist()
+        start += self._shape.words
+        high: list[int] = (-self._folded[start : start + self._shape.payload]).tolist()
+        return [Range(*word) for word in zip(low, high, strict=True)]
 
     @property
     def least_offer(self) -> tuple[int, ...]:
         """The least of all offers, word by word."""
-        start = len(_HEAD) + self._shape.facts + self._shape.payload
-        return tuple(self._low[start : start + self._shape.payload])
+        start = _NUM_HEAD + self._shape.facts + self._shape.payload
+        return tuple(self._folded[start : start + self._shape.payload].tolist())
 
 
 def fold(ballots: list[IntArray]) -> IntArray:

@@ -328,12 +328,14 @@ class Member:
                     f"{trouble.name.lower()}; the group has stopped, start it again"
                 )
             )
+        if tally.is_alike:
+            return
         words = [("tick", tally.tick), ("phase", tally.phase), ("epoch", tally.epoch)]
         words += zip(self.rules.names, tally.facts, strict=True)
-        apart = [(name, word) for name, word in words if not word.is_equal]
-        if apart:
-            told = "; ".join(f"{name} from {word.low} to {word.high}" for name, word in apart)
-            self._stop(DivergenceError(f"at tick {self.tick} ranks differ: {told}"))
+        told = "; ".join(
+            f"{name} from {word.low} to {word.high}" for name, word in words if not word.is_equal
+        )
+        self._stop(DivergenceError(f"at tick {self.tick} ranks differ: {told}"))
 
     def _require_alive(self) -> None:
         if self.error is not None:

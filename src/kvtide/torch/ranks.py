@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ _torch: Any = torch
 
 _LOOK = 0.2
 """Seconds between two looks for a rank that has stopped, while a tick takes long."""
+
+_LEAST = 0.001
+"""Seconds that torch waits at least: it counts milliseconds, and takes none for no limit."""
 
 _PATIENCE = 3.0
 """Seconds beyond the deadline for finding out, by the store, who is lost."""
@@ -72,8 +75,7 @@ class DistributedTransport:
             raise UsageError("a tick is under way; finish it before the next")
         folded: torch.Tensor = _torch.from_numpy(words.copy())
         op = dist.ReduceOp.MIN
-        work = _Work(dist.all_reduce(folded, op=op, group=self._group, async_op=True))
-        self._pending = folded, work
+        self._pending = folded, dist.all_reduce(folded, op=op, group=self._group, async_op=True)
 
     def finish(self, seconds: float) -> IntArray:
         """See `Transport`."""
@@ -87,8 +89,7 @@ class DistributedTransport:
         """See `Transport`."""
         mine: torch.Tensor = _torch.from_numpy(np.ascontiguousarray(words))
         parts = [torch.empty_like(mine) for _ in range(self.size)]
-        work = _Work(dist.all_gather(parts, mine, group=self._group, async_op=True))
-        self._await(work, seconds)
+        self._await(dist.all_gather(parts, mine, group=self._group, async_op=True), seconds)
         return torch.stack(parts).numpy()
 
     def halt(self, why: str) -> None:
@@ -104,13 +105,16 @@ class DistributedTransport:
     def _await(self, work: _Work, seconds: float) -> None:
         number, until = self._number, monotonic() + seconds
         self._number += 1
-        while not work.over.wait(min(_LOOK, max(0.0, until - monotonic()))):
-            if monotonic() >= until or self._has_halted(until - monotonic()):
-                raise self._lost(number, seconds)
-        try:
-            work.raise_error()
-        except RuntimeError as error:
-            raise self._lost(number, seconds) from error
+        while True:
+            left = until - monotonic()
+            try:
+                work.wait(timedelta(seconds=max(_LEAST, min(_LOOK, left))))
+            except RuntimeError as error:  # the operation has failed, or it is only not over yet
+                has_failed = work.is_completed() and not work.is_success()
+                if has_failed or left <= _LEAST or self._has_halted(left):
+                    raise self._lost(number, seconds) from error
+            else:
+                return
 
     def _has_halted(self, seconds: float) -> bool:
         def look() -> bool:
@@ -144,6 +148,14 @@ class DistributedTransport:
         return RankLostError.silent(missing, number, seconds)
 
 
+class _Work(Protocol):
+    """A collective under way, as torch.distributed hands it out."""
+
+    def wait(self, timeout: timedelta) -> bool: ...
+    def is_completed(self) -> bool: ...
+    def is_success(self) -> bool: ...
+
+
 class _Board:
     """Asks the store in a thread, one question at a time: its holder may stand still, too, and then
     a call takes minutes.
@@ -168,23 +180,6 @@ class _Board:
         self._asking.start()
         self._asking.join(seconds)
         return answers[0] if answers else otherwise
-
-
-class _Work:
-    """A collective under way; `over` is set when it has ended, well or not."""
-
-    def __init__(self, handle: object) -> None:
-        self.over = threading.Event()
-        self._handle: Any = handle
-        self._handle.get_future().add_done_callback(self._end)
-
-    def _end(self, future: object) -> None:
-        del future
-        self.over.set()
-
-    def raise_error(self) -> None:
-        """RuntimeError if it has failed."""
-        self._handle.wait()
 
 
 def _default_store() -> object:
