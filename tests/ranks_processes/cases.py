@@ -180,7 +180,26 @@ def differ(place: Place) -> Told:
     return {**told, "anew": refusal, "digests": anew.digests()}
 
 
-def _stopped(service: Service, group: Any, act: Callable[[], None]) -> Told:
+def restart(place: Place) -> Told:
+    """Rank 0 gives up; then the same processes begin again, and rank 1 is slow at a tick."""
+    place.join()
+    service = Service()
+    group = agreement(service)
+    told = {"error": ""}
+    if place.rank == 0:
+        group.halt("told to")
+    else:
+        told = _stopped(service, group, lambda: (group.boundary(), group.boundary())[0])
+    service.kv.shut_down()
+    anew = Service()
+    again = agreement(anew)
+    if place.rank == 1:
+        time.sleep(1)  # longer than others wait before they look whether somebody has stopped
+    refusal = turn_to(again, Change(budget_bytes=30 * GRANULE))
+    return {**told, "anew": refusal, "digests": anew.digests()}
+
+
+def _stopped(service: Service, group: Any, act: Callable[[], object]) -> Told:
     """What ended the group, how soon, and whether it stays ended."""
     started = time.monotonic()
     try:
@@ -274,7 +293,7 @@ def pause(place: Place) -> Told:
 CASES: dict[str, Callable[..., Told]] = {
     case.__name__: case
     for case in (
-        alone, serve, start, start_apart, refuse, run_short, differ, ring, pause, lose,
+        alone, serve, start, start_apart, refuse, run_short, differ, restart, ring, pause, lose,
         lose_at_start,
     )
 }  # fmt: skip

@@ -29,13 +29,17 @@ _GRACE = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One group: `size` ranks run `case` with `params`; over when all but `victims` have ended."""
+    """One group: `size` ranks run `case` with `params`; over when all but `victims` have ended.
+
+    With `wakes` victims that were stopped go on then, and are waited for as well.
+    """
 
     case: str
     size: int
     folder: str
     limit: float
     victims: list[int] = field(default_factory=list)
+    wakes: bool = False
     params: dict[str, Any] = field(default_factory=dict)
 
 
@@ -77,6 +81,7 @@ class Host:
         *,
         limit: float = 90.0,
         victims: tuple[int, ...] = (),
+        wakes: bool = False,
         **params: Any,
     ) -> list[Outcome]:
         """Every rank's outcome. A rank that the limit ended has code -9 and told nothing."""
@@ -89,6 +94,7 @@ class Host:
             folder=str(folder),
             limit=limit,
             victims=list(victims),
+            wakes=wakes,
             params=params,
         )
         assert self._process.stdin is not None
@@ -149,20 +155,29 @@ def _fork(job: Job, rank: int, case: Any) -> int:
 
 
 def _wait(pids: list[int], job: Job) -> list[int]:
-    """Exit codes, once all but the victims have ended or the limit has; the rest is killed then."""
+    """Exit codes. Who has not ended within the limit, or is a victim, is killed."""
     codes: dict[int, int] = {}
     until = time.monotonic() + job.limit
-    awaited = {pid for rank, pid in enumerate(pids) if rank not in job.victims}
-    while awaited - set(codes) and time.monotonic() < until:
-        for pid in set(pids) - set(codes):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                codes[pid] = os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
+    victims = {pids[rank] for rank in job.victims}
+    _reap(set(pids) - victims, codes, until)
+    if job.wakes:
+        for pid in victims:
+            os.kill(pid, signal.SIGCONT)
+        _reap(victims, codes, until)
     for pid in set(pids) - set(codes):
         os.kill(pid, signal.SIGKILL)
         codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return [codes[pid] for pid in pids]
+
+
+def _reap(awaited: set[int], codes: dict[int, int], until: float) -> None:
+    """Wait for these processes, and note their exit codes."""
+    while awaited - set(codes) and time.monotonic() < until:
+        for pid in awaited - set(codes):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":

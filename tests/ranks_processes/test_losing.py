@@ -45,7 +45,7 @@ def require_whole(others: list[dict[str, Any]]) -> None:
         assert told["same"], "the group did not stay stopped"
         assert told["pages"] == told["applied"][-1]
         assert len(told["applied"]) > 3
-    short, long = sorted((told["applied"] for told in others), key=len)
+    short, *_, long = sorted((told["applied"] for told in others), key=len)
     assert long[: len(short)] == short
     assert len(long) - len(short) <= 1
 
@@ -58,6 +58,16 @@ def test_a_lost_rank_ends_the_others_in_time_with_whole_pools(
     others = survivors(host, "lose", 1, when=when, how=how)
     require_whole(others)
     assert all("rank 1" in told["text"] for told in others), others
+
+
+@pytest.mark.parametrize("when", ["before the cast", "applying 1"])
+def test_a_rank_that_wakes_up_when_the_others_are_gone_ends_as_well(host: Host, when: str) -> None:
+    how = {"victim": 1, "when": when, "how": "SIGSTOP"}
+    outcomes = host.run("lose", 3, limit=60, victims=(1,), wakes=True, **how)
+    for outcome in outcomes:
+        assert outcome.code == 0, outcome.stderr
+        assert outcome.told["error"] in ("RankLostError", "RankFailedError"), outcome.told
+    require_whole([outcome.told for outcome in outcomes])
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])

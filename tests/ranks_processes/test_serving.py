@@ -30,6 +30,7 @@ def require_equal(ranks: list[dict[str, Any]], *names: str) -> None:
         assert all(rank[name] == ranks[0][name] for rank in ranks), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "mode", "commits"),
     [(2, "replicated", 1000), (2, "leader", 100), (4, "replicated", 60), (4, "leader", 60)],
@@ -106,6 +107,15 @@ def test_books_that_differ_stop_all_ranks_at_that_tick_with_every_ranks_values(h
         assert all(f"{r}: " in rank["text"] for r in range(3))
         assert rank["same"]
         assert rank["anew"] == "", "a new group of the same processes could not begin"
+
+
+def test_a_group_that_was_given_up_leaves_nothing_for_the_next_one(host: Host) -> None:
+    ranks = told(host.run("restart", 3))
+    require_equal(ranks, "anew", "digests")
+    assert ranks[0]["anew"] == ""
+    for rank in ranks[1:]:
+        assert rank["error"] == "RankFailedError"
+        assert "rank 0 has stopped: told to" in rank["text"]
 
 
 def test_a_pipeline_changes_pages_only_when_its_ring_is_empty_and_all_stages_agree(
