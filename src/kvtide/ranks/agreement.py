@@ -177,9 +177,10 @@ class Agreement:
     def boundary(self, in_flight: int = 0) -> Turn:
         """Between two steps, on every rank: conclude the tick begun before, begin the next.
 
-        `in_flight`: steps or micro-batches begun and not over, for axes that drain; the manager's
-        own count otherwise. Raises RanksError, and from then on always, once the group has
-        stopped.
+        `in_flight`: steps or micro-batches begun that must be over before anything changes. A
+        pipeline's always; elsewhere only where ending them takes all ranks (a collective), since
+        the managers themselves move nothing that a step in flight may touch. Raises RanksError,
+        and from then on always, once the group has stopped.
         """
         if self._member.error is not None:
             raise self._member.error
