@@ -53,6 +53,17 @@ class Change:
             raise UsageError(f"pool {unknown[0]!r} is unknown; pools are {', '.join(names)}")
         if not (self.plan or self.pages or self.budget_bytes is not None):
             raise UsageError("the change is empty; there is nothing to agree on")
+        for what, count in self._counts():
+            if count < 1:
+                raise UsageError(f"{what} is {count}; use 1 or more")
+        looped = [move.donor for move in self.plan if move.donor == move.receiver]
+        if looped:
+            raise UsageError(f"a move goes from {looped[0]!r} to itself; leave it out")
+
+    def _counts(self) -> list[tuple[str, int]]:
+        counts = [(f"pages[{name!r}]", count) for name, count in self.pages.items()]
+        counts += [(f"granules from {move.donor!r}", move.granules) for move in self.plan]
+        return counts if self.budget_bytes is None else [*counts, ("budget", self.budget_bytes)]
 
     def feasible(self, kv: KVManager) -> Answer:
         """Whether this rank can make the change now; changes nothing."""
