@@ -47,12 +47,15 @@ class Change:
             raise UsageError(
                 f"the plan has {len(self.plan)} moves, a ballot holds {MOST_MOVES}; make several"
             )
+        if not (self.plan or self.pages or self.budget_bytes is not None):
+            raise UsageError("the change is empty; there is nothing to agree on")
+        self._require_sense(names)
+
+    def _require_sense(self, names: Sequence[str]) -> None:
         moved = [name for move in self.plan for name in (move.donor, move.receiver)]
         unknown = [name for name in (*self.pages, *moved) if name not in names]
         if unknown:
             raise UsageError(f"pool {unknown[0]!r} is unknown; pools are {', '.join(names)}")
-        if not (self.plan or self.pages or self.budget_bytes is not None):
-            raise UsageError("the change is empty; there is nothing to agree on")
         for what, count in self._counts():
             if count < 1:
                 raise UsageError(f"{what} is {count}; use 1 or more")
