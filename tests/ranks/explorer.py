@@ -136,7 +136,8 @@ class Explorer:
         kind = "nothing" if todo is None else todo.kind
         reopened = rank.member.phase is Phase.DRAINING
         if kind == "prepare" or reopened:
-            answers = [Answer(ready=True, offer=(offer,)) for offer in case.offers]
+            offers = [None if offer is None else (offer,) for offer in case.offers]
+            answers = [Answer(ready=True, offer=offer) for offer in offers]
             if case.may_refuse:
                 answers.append(Answer(ready=False, reason=Reason.PINNED, needed=7, available=2))
             for answer in answers:
@@ -332,7 +333,8 @@ class Explorer:
         if decision.completed != decision.tick:  # rank r has completed tick + r
             raise Violation(f"{decision} counts steps that are not over everywhere")
         flying = {said.in_flight > 0 for said in votes}
-        is_drained = flying == {False} if self.case.axis == "pipeline" else len(flying) == 1
+        is_whole = self.case.axis == "pipeline" or self.case.offers != (None,)
+        is_drained = flying == {False} if is_whole else len(flying) == 1
         agreed, proposed = self._agreed(rank, votes), self._proposed(votes)
         refused = any(said.answer is not None and not said.answer.ready for said in votes)
         given_up = decision.reason is Reason.BUSY and not is_drained
@@ -361,7 +363,7 @@ class Explorer:
         if len(answers) < self.case.size:
             return None
         offers = [answer.offer for answer in answers if answer.offer is not None]
-        return min(offers) if self.case.axis == "pipeline" else rank.opened
+        return min(offers, default=rank.opened)
 
     def _differ(self, votes: list[Said]) -> bool:
         """Whether what must be equal is not."""

@@ -73,7 +73,9 @@ def test_ranks_that_say_nothing_change_no_proposal_and_no_offer(ballots: list[Ba
         assert [word.high for word in tally.proposal] == by_word(proposals, max)
     offers = [ballot.offer for ballot in ballots if ballot.offer is not None]
     if offers:
-        assert list(tally.least_offer) == by_word(offers, min)
+        assert tally.least_offer == tuple(by_word(offers, min))
+    else:
+        assert tally.least_offer is None
     refusals = [ballot.available for ballot in ballots if ballot.vote is Vote.REFUSED]
     if refusals:  # what is left is of interest only where it was too little
         assert tally.available.low == min(refusals)

@@ -44,6 +44,7 @@ def explore(case: Case, least: int, record: Record) -> Found:
     {
         "tensor-leader": (Case(in_flight=(0, 1)), 3_000),
         "context-replicated": (Case(axis="context", mode="replicated", in_flight=(0, 1)), 3_000),
+        "tensor-sizes": (Case(in_flight=(0, 1), offers=(5,)), 3_000),
         "pipeline-leader": (Case(axis="pipeline", in_flight=(0, 1), offers=(5, 3)), 9_000),
         "pipeline-replicated": (
             Case(axis="pipeline", mode="replicated", in_flight=(0, 1), offers=(5, 3)),

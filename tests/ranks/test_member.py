@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvtide.types import IntArray
 
 QUIET = Observed(facts=(0,))
-READY = Answer(ready=True, offer=(5,))
+READY = Answer(ready=True)
 
 
 def members(
@@ -75,17 +75,21 @@ def test_the_largest_need_and_the_smallest_stock_are_reported() -> None:
     assert (decision.reason, decision.needed, decision.available) == (Reason.PINNED, 7, 1)
 
 
-def test_a_pipeline_takes_the_least_that_any_stage_offers() -> None:
-    group = opened(axis="pipeline")
-    group[0].answer(READY)
+@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
+def test_the_least_that_any_rank_offers_is_made(axis: Axis) -> None:
+    group = opened(axis=axis)
+    group[0].answer(Answer(ready=True, offer=(5,)))
     group[1].answer(Answer(ready=True, offer=(3,)))
     assert tick(group, QUIET, QUIET).payload == (3,)
 
 
-def test_a_pipeline_waits_until_nothing_is_in_flight_anywhere() -> None:
-    group = opened(axis="pipeline")
+@pytest.mark.parametrize(("axis", "offer"), [("pipeline", None), ("tensor", (5,))])
+def test_a_pipeline_and_whoever_makes_offers_waits_until_nothing_is_in_flight_anywhere(
+    axis: Axis, offer: tuple[int, ...] | None
+) -> None:
+    group = opened(axis=axis)
     for member in group:
-        member.answer(READY)
+        member.answer(Answer(ready=True, offer=offer))
     for flying in ((1, 1), (0, 1)):
         seen = [Observed(facts=(0,), in_flight=n) for n in flying]
         assert tick(group, *seen).kind == "defer"

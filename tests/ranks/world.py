@@ -24,7 +24,7 @@ class Case:
 
     While nothing is open each rank proposes one of `proposals` at the first `proposal_ticks` ticks
     (in leader mode a follower asks for 9, which must never be done). It answers ready with one of
-    `offers`, or refuses. `in_flight`: steps it may report while a change is open.
+    `offers` (None: with none), or refuses. `in_flight`: steps it may report while a change is open.
     """
 
     size: int = 2
@@ -34,7 +34,7 @@ class Case:
     drain_ticks: int = 2
     proposals: tuple[int | None, ...] = (None, 5)
     proposal_ticks: int = 2
-    offers: tuple[int, ...] = (5,)
+    offers: tuple[int | None, ...] = (None,)
     may_refuse: bool = True
     in_flight: tuple[int, ...] = (0,)
     lies: int = 0

@@ -3,7 +3,7 @@
     group = Agreement(kv, transport, Terms(axis="tensor", every=8))
     while serving:
         turn = group.boundary()        # on every rank, whether there is work or not
-        if not turn.drain:             # pipelines: begin no new micro-batch until this is over
+        if not turn.drain:             # begin nothing new until what is in flight is over
             ...                        # schedule, kv.step, commit, as ever
 
 At the ticks, every `every` steps, ranks exchange ballots while the step runs, and conclude them at
@@ -52,9 +52,10 @@ class Terms:
     `axis` is how the group's ranks split the model:
 
     - tensor, context: books must be equal in everything; plans of granules.
-    - pipeline: pages must be equal, bytes are each stage's own; changes are numbers of pages, made
-      when no micro-batch is in flight.
+    - pipeline: pages must be equal, bytes are each stage's own; changes are numbers of pages.
     - attention_data: books are each rank's own; ranks only pause at the same step.
+
+    Numbers of pages are changed on any axis when nothing is in flight on any rank.
 
     With `mode` leader only rank 0's proposals count, with replicated every rank has to make the
     same. A tick comes every `every` steps, and at every step while a change is open. `deadline`
@@ -86,8 +87,9 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What a boundary came to. `drain`: begin no new micro-batch at this step. `changed`: capacity
-    was changed here, on all ranks. `refused`: why a proposal was given up, if one was.
+    """What a boundary came to. `drain`: admit nothing and begin no step until the next boundary.
+    `changed`: capacity was changed here, on all ranks. `refused`: why a proposal was given up, if
+    one was.
     """
 
     drain: bool = False
@@ -146,7 +148,6 @@ class Agreement:
         self._steps = 0
         self._counts = dict.fromkeys(("prepare", "commit", "abort", "refusal", "pause", "defer"), 0)
         self._seconds = np.zeros(_KEPT)
-        self._began = 0.0
         self._spent = 0.0
 
     @property
@@ -174,9 +175,8 @@ class Agreement:
     def boundary(self, in_flight: int = 0) -> Turn:
         """Between two steps, on every rank: conclude the tick begun before, begin the next.
 
-        `in_flight`: steps or micro-batches begun and not over, for axes that drain; the manager's
-        own count otherwise. Raises RanksError, and from then on always, once the group has
-        stopped.
+        `in_flight`: steps or micro-batches begun and not over, if more than the manager knows of
+        by their fences. Raises RanksError, and from then on always, once the group has stopped.
         """
         if self._member.error is not None:
             raise self._member.error
@@ -225,7 +225,7 @@ class Agreement:
         ballot = self._member.cast(
             Observed(
                 facts=self._facts,
-                in_flight=in_flight,
+                in_flight=max(in_flight, self.kv.num_in_flight),
                 completed=self.kv.peer.num_completed,
                 wants=wanted is not None,
                 proposal=None if wanted is None else encode(wanted, self._names),
@@ -278,7 +278,7 @@ class Agreement:
                 answer = self._prepare(self._granted)
                 self._counts["refusal"] += not answer.ready
                 self._member.answer(answer)
-                return Turn(drain=self.terms.axis == "pipeline" and answer.ready)
+                return Turn(drain=answer.offer is not None)
             case "commit":
                 self._granted = None
                 self._apply(decode(decision.payload, self._names))
@@ -301,6 +301,10 @@ class Agreement:
         answer = change.feasible(self.kv)
         if not answer.ready:
             return Turn(refused=answer.reason.name.lower())
+        if answer.offer is not None:
+            if self.kv.num_in_flight:
+                return Turn(refused=Reason.BUSY.name.lower())
+            change = decode(answer.offer, self._names)
         self._apply(change)
         self.kv.settle()
         return Turn(changed=True)
