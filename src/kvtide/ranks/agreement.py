@@ -149,6 +149,7 @@ class Agreement:
         self._counts = dict.fromkeys(("prepare", "commit", "abort", "refusal", "pause", "defer"), 0)
         self._seconds = np.zeros(_KEPT)
         self._spent = 0.0
+        self._count_completed(0)  # what completes before the first tick counts with it
 
     @property
     def is_leader(self) -> bool:
@@ -248,8 +249,13 @@ class Agreement:
             raise self._member.fail(error) from None
         tick = decision.tick % _KEPT
         self._seconds[tick] = self._spent + perf_counter() - started
-        self.kv.peer.count_completed(decision.completed)
+        self._count_completed(decision.completed)
         return self._act(decision)
+
+    def _count_completed(self, step: int) -> None:
+        """Steps come free together, except where ranks run steps, and number them, on their own."""
+        if self._rules.names:
+            self.kv.peer.count_completed(step)
 
     def _explained(self, error: DivergenceError) -> DivergenceError:
         """The same with every rank's value of what differs: all ranks are here, and ask alike."""
