@@ -143,6 +143,7 @@ class Agreement:
         self._member = Member(transport.rank, self._rules)
         self._allow = allow or _anything
         self._wanted: Change | None = None
+        self._asked: Change | None = None
         self._granted: Change | None = None
         self._facts: tuple[int, ...] = ()
         self._steps = 0
@@ -222,7 +223,7 @@ class Agreement:
             self._member.answer(self._prepare(self._granted))  # as things are now
         elif self._member.phase is Phase.IDLE and self._wanted is None:
             self._wanted = self._wish()
-        wanted = self._wanted
+        wanted = self._asked = self._wanted
         ballot = self._member.cast(
             Observed(
                 facts=self._facts,
@@ -280,7 +281,8 @@ class Agreement:
         match decision.kind:
             case "prepare":
                 self._granted = decode(decision.payload, self._names)
-                self._wanted = None
+                if self._wanted is self._asked:  # else it is a newer one, for when this is over
+                    self._wanted = None
                 answer = self._prepare(self._granted)
                 self._counts["refusal"] += not answer.ready
                 self._member.answer(answer)
