@@ -314,7 +314,6 @@ class Agreement:
                 return Turn(refused=Reason.BUSY.name.lower())
             change = decode(answer.offer, self._names)
         self._apply(change)
-        self.kv.settle()
         return Turn(changed=True)
 
     def _wish(self) -> Change | None:
@@ -340,6 +339,8 @@ class Agreement:
         """Make the change; a rank that cannot any more stops, and with it the group."""
         try:
             change.apply(self.kv)
+            if self.terms.axis == "attention_data":
+                self.kv.settle()  # now is the time: every other rank waits as well
         except (ConfigError, DeviceError, UsageError) as error:
             failed = RanksError(
                 f"a change that all ranks had agreed on failed on rank {self._transport.rank}: "
