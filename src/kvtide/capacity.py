@@ -112,6 +112,7 @@ class Capacity:
         """Give pools these numbers of pages; see `KVManager.resize`."""
         parts = self._parts
         self._require_sizes(pages)
+        parts.fences.poll()
         granted = self._granted(pages)
         if dry_run or granted != dict(pages):
             return granted
@@ -169,6 +170,7 @@ class Capacity:
         granted = {name: pool.num_usable for name, pool in parts.pools.items()}
         for name, count in pages.items():
             books = parts.pools[name].books
+            books.drain()
             if count < granted[name]:
                 granted[name] = min(
                     granted[name], max(count, books.num_leased + books.num_in_flight)

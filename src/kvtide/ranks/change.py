@@ -21,6 +21,9 @@ MOST_MOVES = 8
 
 _UNCHANGED = -1
 
+_MOST = 1 << 62
+"""Largest number that may travel; the largest a word could hold stands for nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
@@ -56,17 +59,20 @@ class Change:
         unknown = [name for name in (*self.pages, *moved) if name not in names]
         if unknown:
             raise UsageError(f"pool {unknown[0]!r} is unknown; pools are {', '.join(names)}")
-        for what, count in self._counts():
-            if count < 1:
-                raise UsageError(f"{what} is {count}; use 1 or more")
-        looped = [move.donor for move in self.plan if move.donor == move.receiver]
-        if looped:
-            raise UsageError(f"a move goes from {looped[0]!r} to itself; leave it out")
+        self._require_numbers()
 
-    def _counts(self) -> list[tuple[str, int]]:
-        counts = [(f"pages[{name!r}]", count) for name, count in self.pages.items()]
-        counts += [(f"granules from {move.donor!r}", move.granules) for move in self.plan]
-        return counts if self.budget_bytes is None else [*counts, ("budget", self.budget_bytes)]
+    def _require_numbers(self) -> None:
+        """What a manager would refuse once all ranks have voted, or a word of a ballot not hold."""
+        for move in self.plan:
+            if move.donor == move.receiver:
+                raise UsageError(f"plan moves granules from {move.donor!r} to itself; leave it out")
+        numbers = [(1, move.granules, "granules") for move in self.plan]
+        numbers += [(0, count, f"pages of pool {name!r}") for name, count in self.pages.items()]
+        if self.budget_bytes is not None:
+            numbers.append((0, self.budget_bytes, "bytes of budget"))
+        for least, number, what in numbers:
+            if not least <= number <= _MOST:
+                raise UsageError(f"the change has {number} {what}; use {least} to {_MOST}")
 
     def feasible(self, kv: KVManager) -> Answer:
         """Whether this rank can make the change now; changes nothing."""
