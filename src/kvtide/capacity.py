@@ -113,8 +113,6 @@ class Capacity:
         parts = self._parts
         self._require_sizes(pages)
         parts.fences.poll()
-        for name in pages:
-            parts.pools[name].books.drain()
         granted = self._granted(pages)
         if dry_run or granted != dict(pages):
             return granted
@@ -132,6 +130,8 @@ class Capacity:
             raise
         finally:
             parts.backlog.recut()
+        largest = max(pool.num_usable for pool in parts.pools.values())
+        parts.prefixes.tree.remember(int(parts.ghost_ratio * largest))  # equal where pages are
         return granted
 
     def _set_sizes(self, pages: Mapping[str, int]) -> None:
@@ -155,12 +155,11 @@ class Capacity:
         for name, count in pages.items():
             if name not in parts.pools:
                 raise UsageError(f"pool {name!r} is unknown; pools are {', '.join(parts.pools)}")
-            pool = parts.pools[name]
             least = parts.least_pages[name]
-            if not least <= count < pool.space.num_pages:
+            if count < least:
                 raise UsageError(
                     f"pool {name!r} was to have {count} pages; one longest sequence and its floor "
-                    f"need {least}, the memory holds {pool.space.num_pages - 1}"
+                    f"need {least}"
                 )
 
     def _granted(self, pages: Mapping[str, int]) -> dict[str, int]:
@@ -171,6 +170,7 @@ class Capacity:
         granted = {name: pool.num_usable for name, pool in parts.pools.items()}
         for name, count in pages.items():
             books = parts.pools[name].books
+            books.drain()
             if count < granted[name]:
                 granted[name] = min(
                     granted[name], max(count, books.num_leased + books.num_in_flight)

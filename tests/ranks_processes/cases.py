@@ -276,13 +276,14 @@ def pause(place: Place) -> Told:
         if step % (11, 17)[place.rank] == 0:
             group.propose(some_change(rng, service))
         before = group.facts().pauses
-        if group.boundary().changed:
+        turn = group.boundary()
+        if turn.changed:
             applied.append(step)
         if group.facts().pauses > before:
             pauses.append(step)
-        if place.rank or step > 100:  # rank 0 has no work at first
-            service.step(in_flight=True)
-        if service.engine.num_in_flight > 1:
+        has_work = place.rank or step > 100  # rank 0 has none at first
+        ran = has_work and not turn.drain and service.step(in_flight=True)
+        if not ran or service.engine.num_in_flight > 1:
             service.engine.complete()
         if step % 32 == 0:
             service.kv.check()

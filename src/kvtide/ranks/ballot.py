@@ -168,10 +168,11 @@ class Tally:
         return [Range(*word) for word in zip(low, high, strict=True)]
 
     @property
-    def least_offer(self) -> tuple[int, ...]:
-        """The least of all offers, word by word."""
+    def least_offer(self) -> tuple[int, ...] | None:
+        """The least of all offers, word by word; None if no rank has made one."""
         start = _NUM_HEAD + self._shape.facts + self._shape.payload
-        return tuple(self._folded[start : start + self._shape.payload].tolist())
+        offer: list[int] = self._folded[start : start + self._shape.payload].tolist()
+        return None if _NEUTRAL in offer else tuple(offer)
 
 
 def fold(ballots: list[IntArray]) -> IntArray:
