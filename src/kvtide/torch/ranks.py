@@ -105,13 +105,16 @@ class DistributedTransport:
     def _await(self, work: _Work, seconds: float) -> None:
         number, until = self._number, monotonic() + seconds
         self._number += 1
+        is_over = False
         while True:
             left = until - monotonic()
             try:
                 work.wait(timedelta(seconds=max(_LEAST, min(_LOOK, left))))
-            except RuntimeError as error:  # the operation has failed, or it is only not over yet
-                has_failed = work.is_completed() and not work.is_success()
-                if has_failed or left <= _LEAST or self._has_halted(left):
+            except RuntimeError as error:  # it has failed, or is only not over yet
+                if is_over or left <= _LEAST:
+                    raise self._lost(number, seconds) from error
+                is_over = work.is_completed()  # then wait again, which says how it ended
+                if not is_over and self._has_halted(left):
                     raise self._lost(number, seconds) from error
             else:
                 return
@@ -141,7 +144,7 @@ class DistributedTransport:
                 why = self._store.get(f"halt/{rank}").decode()
                 return RankFailedError(f"rank {rank} has stopped: {why}")
         self._store.set("halted", "yes")  # wakes the others, so that they say they are here
-        until = monotonic() + 2 * _LOOK
+        until = monotonic() + 5 * _LOOK
         while missing and monotonic() < until:
             sleep(_LOOK / 4)
             missing = [r for r in missing if not self._store.check([f"here/{number}/{r}"])]
@@ -153,7 +156,6 @@ class _Work(Protocol):
 
     def wait(self, timeout: timedelta) -> bool: ...
     def is_completed(self) -> bool: ...
-    def is_success(self) -> bool: ...
 
 
 class _Board:
