@@ -114,6 +114,7 @@ class Capacity:
         self._require_sizes(pages)
         parts.fences.poll()
         granted = self._granted(pages)
+        self._require_low_ground(granted)
         if dry_run or granted != dict(pages):
             return granted
         if not parts.fences.quiesced:
@@ -160,6 +161,17 @@ class Capacity:
                 raise UsageError(
                     f"pool {name!r} was to have {count} pages; one longest sequence and its floor "
                     f"need {least}"
+                )
+
+    def _require_low_ground(self, granted: Mapping[str, int]) -> None:
+        """UsageError if live pages have no room among the lowest: a plan has taken ground there."""
+        for name, count in granted.items():
+            books = self._parts.pools[name].books
+            lowest = int(np.count_nonzero(books.exists[1 : count + 1]))
+            if books.num_leased + books.num_in_flight > lowest:
+                raise UsageError(
+                    f"pool {name!r} cannot have its {count} lowest pages: a plan has left holes "
+                    "in it, and live pages no room; use either rebalance or resize"
                 )
 
     def _granted(self, pages: Mapping[str, int]) -> dict[str, int]:

@@ -145,7 +145,8 @@ class Mover:
         books.drain()
         if books.num_leased + books.num_in_flight > num_pages:
             return False
-        over = books.num_leased + books.num_cached + books.num_in_flight - num_pages
+        room = int(np.count_nonzero(books.exists[1:limit]))  # a plan may have left holes
+        over = books.num_leased + books.num_cached + books.num_in_flight - room
         if over > 0:
             before = self.prefixes.eviction.num_evicted[group]
             self.prefixes.eviction.evict(group, over)
