@@ -66,8 +66,7 @@ def assemble(
     if options.budget_bytes is not None:
         budget.set_quota(options.budget_bytes // memory.granule_bytes)
     rows = Rows(max_sequences, max_tokens, layout.block_tokens)
-    pages = _least_pages(groups, max_tokens, options)
-    size = memory.granule_bytes
+    pages, size = _least_pages(groups, max_tokens, options), memory.granule_bytes
     least = {g.name: ceil_div((1 + pages[g.name]) * g.page_bytes, size) for g in groups}
     _require_fit(least, budget.quota, size, max_tokens)
     sizes = _start_granules(groups, budget.quota, size, least, options)

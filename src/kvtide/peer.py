@@ -59,6 +59,11 @@ class Peer:
         """The last step whose fence has passed on this rank, whether it counts yet or not."""
         return self._parts.fences.reached()
 
+    @property
+    def num_in_flight(self) -> int:
+        """Steps whose fence has not passed on this rank, whatever counts as completed."""
+        return self._parts.fences.issued - self.num_completed
+
     def count_completed(self, step: int) -> None:
         """From now on completed steps count only up to `step`, which all ranks have reached.
 

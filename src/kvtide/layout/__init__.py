@@ -14,6 +14,7 @@ from kvtide.layout.spec import (
     StateSpec,
     WindowSpec,
 )
+from kvtide.layout.stages import with_groups_of
 
 __all__ = [
     "ALIGN_BYTES",
@@ -38,4 +39,5 @@ __all__ = [
     "Window",
     "WindowSpec",
     "needed_blocks",
+    "with_groups_of",
 ]

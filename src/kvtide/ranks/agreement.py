@@ -248,7 +248,7 @@ class Agreement:
         ballot = self._member.cast(
             Observed(
                 facts=self._facts,
-                in_flight=max(in_flight, self.kv.num_in_flight),
+                in_flight=max(in_flight, self._num_in_flight()),
                 completed=self.kv.peer.num_completed,
                 wants=wanted is not None,
                 proposal=None if wanted is None else encode(wanted, self._names),
@@ -256,6 +256,13 @@ class Agreement:
         )
         self._transport.start(ballot)
         self._spent = perf_counter() - started
+
+    def _num_in_flight(self) -> int:
+        """Stages have to be empty: each says what it sees. Other ranks drain together: they go by
+        what is over on all, lest fences that pass apart look like steps that not all have begun.
+        """
+        is_stage = self.terms.axis == "pipeline"
+        return self.kv.peer.num_in_flight if is_stage else self.kv.num_in_flight
 
     def _conclude(self) -> Turn:
         started = perf_counter()
