@@ -112,6 +112,7 @@ class Capacity:
         """Give pools these numbers of pages; see `KVManager.resize`."""
         parts = self._parts
         self._require_sizes(pages)
+        parts.fences.poll()
         granted = self._granted(pages)
         if dry_run or granted != dict(pages):
             return granted

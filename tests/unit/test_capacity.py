@@ -371,3 +371,20 @@ def test_where_pages_straddle_granules_ground_goes_from_the_top_only() -> None:
     mapped = np.flatnonzero(kv.pools["full"].mapped)
     assert (mapped == np.arange(len(mapped))).all()
     engine.verify([low, high])
+
+
+# -- sizes in pages ------------------------------------------------------------------------------
+
+
+def test_pools_are_resized_as_soon_as_the_last_step_is_over() -> None:
+    r = rig(mode="static")
+    seq = r.start(range(4), sample=True)
+    r.engine.step([seq], 1, in_flight=True)
+    pages = {name: pool.num_usable for name, pool in r.kv.pools.items()}
+    wanted = {"full": pages["full"] - 1, "window_8": pages["window_8"] + 1}
+    with pytest.raises(UsageError, match="1 steps are in flight"):
+        r.kv.resize(wanted)
+    r.engine.complete()
+    assert r.kv.resize(wanted) == wanted
+    assert {name: pool.num_usable for name, pool in r.kv.pools.items()} == wanted
+    r.kv.check()
