@@ -302,7 +302,7 @@ class Agreement:
                 answer = self._prepare(self._granted)
                 self._counts["refusal"] += not answer.ready
                 self._member.answer(answer)
-                return Turn(drain=self.terms.axis == "pipeline" and answer.ready)
+                return Turn(drain=self.terms.axis == "pipeline")  # on all, whoever refuses
             case "commit":
                 self._granted = None
                 self._apply(decode(decision.payload, self._names))
