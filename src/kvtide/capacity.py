@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvtide.assembly import Parts
+    from kvtide.config import Options
     from kvtide.rebalance import Plan
     from kvtide.sequence import Sequence
 
@@ -56,8 +57,8 @@ class Progress:
 class Capacity:
     """Carries plans and budgets out over the parts of one manager."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, options: Options) -> None:
+        self._parts, self._options = parts, options
 
     def rebalance(self, plan: Plan, *, dry_run: bool = False) -> Progress:
         """Begin a plan; see `KVManager.rebalance`."""
@@ -142,6 +143,10 @@ class Capacity:
                         f"pool {name!r} cannot have its {count} lowest pages: a plan has left "
                         "holes in it; use either rebalance or resize"
                     )
+        # Runs that were evicted are remembered as a share of pages, no longer of bytes: what is
+        # remembered shapes the index, which must be equal where pages are.
+        most = max(pool.num_usable for pool in parts.pools.values())
+        parts.prefixes.tree.max_ghost_blocks = int(self._options.ghost_ratio * most)
         for name in pages:
             pool = parts.pools[name]
             parts.mover.ceilings[groups[name]] = pool.space.granules_for(pool.limit)

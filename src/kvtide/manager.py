@@ -58,7 +58,7 @@ class KVManager:
         self.options = options or Options()
         self.max_tokens = max_tokens
         self._parts: Parts = assemble(layout, memory, max_sequences, max_tokens, self.options)
-        self._capacity = Capacity(self._parts)
+        self._capacity = Capacity(self._parts, self.options)
         self.peer = Peer(self._parts)
         self._media = MediaIds()
         self._last: Batch | None = None

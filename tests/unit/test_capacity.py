@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 from typing import Any
 
 import numpy as np
@@ -388,3 +389,17 @@ def test_pools_are_resized_as_soon_as_the_last_step_is_over() -> None:
     assert r.kv.resize(wanted) == wanted
     assert {name: pool.num_usable for name, pool in r.kv.pools.items()} == wanted
     r.kv.check()
+
+
+def test_managers_of_other_page_bytes_keep_equal_books_once_resized_alike() -> None:
+    rigs = [Rig(full(), pages=[n], max_tokens=32, mode="static") for n in (20, 80)]
+    for r in rigs:  # one memory holds four times the pages of the other
+        assert r.kv.resize({"full": 16}) == {"full": 16}
+    draw = random.Random(0)
+    for _ in range(200):
+        shared = [draw.randrange(3), *range(draw.randrange(20))]
+        tokens = [*shared, *(draw.randrange(3) for _ in range(draw.randrange(1, 12)))]
+        for r in rigs:
+            r.cache(tokens)
+        assert rigs[0].kv.peer.digest() == rigs[1].kv.peer.digest()
+    assert rigs[0].kv.snapshot().pools["full"].evicted > 0
