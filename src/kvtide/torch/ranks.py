@@ -87,6 +87,17 @@ class DistributedTransport:
         except RuntimeError:
             return  # whoever holds the store is gone: the others notice at their deadline
 
+    def failure(self) -> RankFailedError | None:
+        """Why another rank has stopped, if one has said so by `halt`."""
+        try:
+            for rank in range(self.size):
+                if rank != self.rank and self._store.check([f"halt/{rank}"]):
+                    why = self._store.get(f"halt/{rank}").decode()
+                    return RankFailedError(f"rank {rank} has stopped: {why}")
+        except RuntimeError:
+            return None  # whoever holds the store is gone
+        return None
+
     def _await(self, work: _Work, seconds: float) -> None:
         number, until = self._number, monotonic() + seconds
         self._number += 1
@@ -111,10 +122,8 @@ class DistributedTransport:
         others = [rank for rank in range(self.size) if rank != self.rank]
         try:
             self._store.set(f"here/{number}/{self.rank}", "yes")
-            for rank in others:
-                if self._store.check([f"halt/{rank}"]):
-                    why = self._store.get(f"halt/{rank}").decode()
-                    return RankFailedError(f"rank {rank} has stopped: {why}")
+            if (failure := self.failure()) is not None:
+                return failure
             self._store.set("halted", "yes")  # wakes the others, so that they say they are here
             until = monotonic() + 2 * _LOOK
             missing = others
