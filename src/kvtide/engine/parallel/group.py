@@ -55,6 +55,7 @@ class Ranks(Alone):
         self.transport = DistributedTransport(name=name, timeout=2 * deadline)
         self.link = Link(deadline, self.transport.failure)
         self._agreement: Agreement | None = None
+        self._whole: PreTrainedModel | None = None
 
     @property
     def rank(self) -> int:
@@ -74,8 +75,11 @@ class Ranks(Alone):
 
     def split(self, model: PreTrainedModel) -> None:
         """See `Place`. ConfigError on all ranks if one of them could not, or if the parts together
-        compute something else than the whole.
+        compute something else than the whole. A second call for a model does nothing.
         """
+        if model is self._whole:
+            return
+        self._whole = model
         before = logits_of(model)
         error = self._try_split(model)
         if told := [text for text in self.link.gather(error) if text]:
