@@ -67,7 +67,7 @@ def demo(  # noqa: PLR0913 (a command line)
     )
     asked = [(axis, n) for axis, n in (("tp", tp), ("pp", pp), ("adp", adp)) if n > 1]
     if len(asked) > 1:
-        sys.exit("kvtide demo: --tp, --pp and --adp exclude each other; give one of them")
+        raise typer.BadParameter("--tp, --pp and --adp exclude each other; give one of them")
     if asked:
         launch = import_module("kvtide.cli.demo.launch")
         status = launch.run(options, *asked[0], out=out, short=short, as_json=as_json)
