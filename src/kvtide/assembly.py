@@ -49,6 +49,7 @@ class Parts:
     """Granules each pool needs for one longest sequence and its floor."""
     least_pages: Mapping[str, int]
     """The same in pages, the sinks apart."""
+    ghost_ratio: float
     ledger: Ledger
 
 
@@ -99,6 +100,7 @@ def assemble(
         backlog=Backlog(mover, journal, keeps_split=options.mode != "elastic"),
         least=least,
         least_pages=pages,
+        ghost_ratio=options.ghost_ratio,
         ledger=Ledger(holdings),
     )
 

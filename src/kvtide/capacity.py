@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvtide.assembly import Parts
-    from kvtide.config import Options
     from kvtide.rebalance import Plan
     from kvtide.sequence import Sequence
 
@@ -57,8 +56,8 @@ class Progress:
 class Capacity:
     """Carries plans and budgets out over the parts of one manager."""
 
-    def __init__(self, parts: Parts, options: Options) -> None:
-        self._parts, self._options = parts, options
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     def rebalance(self, plan: Plan, *, dry_run: bool = False) -> Progress:
         """Begin a plan; see `KVManager.rebalance`."""
@@ -131,6 +130,8 @@ class Capacity:
             raise
         finally:
             parts.backlog.recut()
+        largest = max(pool.num_usable for pool in parts.pools.values())
+        parts.prefixes.tree.remember(int(parts.ghost_ratio * largest))  # equal where pages are
         return granted
 
     def _set_sizes(self, pages: Mapping[str, int]) -> None:
@@ -143,10 +144,6 @@ class Capacity:
                         f"pool {name!r} cannot have its {count} lowest pages: a plan has left "
                         "holes in it; use either rebalance or resize"
                     )
-        # Runs that were evicted are remembered as a share of pages, no longer of bytes: what is
-        # remembered shapes the index, which must be equal where pages are.
-        most = max(pool.num_usable for pool in parts.pools.values())
-        parts.prefixes.tree.max_ghost_blocks = int(self._options.ghost_ratio * most)
         for name in pages:
             pool = parts.pools[name]
             parts.mover.ceilings[groups[name]] = pool.space.granules_for(pool.limit)
@@ -158,12 +155,11 @@ class Capacity:
         for name, count in pages.items():
             if name not in parts.pools:
                 raise UsageError(f"pool {name!r} is unknown; pools are {', '.join(parts.pools)}")
-            pool = parts.pools[name]
             least = parts.least_pages[name]
-            if not least <= count < pool.space.num_pages:
+            if count < least:
                 raise UsageError(
                     f"pool {name!r} was to have {count} pages; one longest sequence and its floor "
-                    f"need {least}, the memory holds {pool.space.num_pages - 1}"
+                    f"need {least}"
                 )
 
     def _granted(self, pages: Mapping[str, int]) -> dict[str, int]:
@@ -174,6 +170,7 @@ class Capacity:
         granted = {name: pool.num_usable for name, pool in parts.pools.items()}
         for name, count in pages.items():
             books = parts.pools[name].books
+            books.drain()
             if count < granted[name]:
                 granted[name] = min(
                     granted[name], max(count, books.num_leased + books.num_in_flight)

@@ -58,7 +58,7 @@ class KVManager:
         self.options = options or Options()
         self.max_tokens = max_tokens
         self._parts: Parts = assemble(layout, memory, max_sequences, max_tokens, self.options)
-        self._capacity = Capacity(self._parts, self.options)
+        self._capacity = Capacity(self._parts)
         self.peer = Peer(self._parts)
         self._media = MediaIds()
         self._last: Batch | None = None
@@ -318,7 +318,8 @@ class KVManager:
 
         If that is less than was asked (or more, where live pages are in the way), or with
         `dry_run`, nothing has changed. A pool keeps its lowest pages: on ranks whose pages differ
-        in bytes the same page ids stay. For static splits, between steps: UsageError otherwise.
+        in bytes the same page ids stay, and no later plan takes a pool beyond its size. For static
+        splits, between steps: UsageError otherwise.
         """
         return self._capacity.resize(pages, dry_run=dry_run)
 

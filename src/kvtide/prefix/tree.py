@@ -261,6 +261,14 @@ class PrefixTree:
         self.num_ghost_blocks += node.num_blocks
         self._ghosts.append(node)
         self.version += 1
+        self._forget_oldest()
+
+    def remember(self, ghost_blocks: int) -> None:
+        """Keep the keys of so many evicted blocks from now on."""
+        self.max_ghost_blocks = ghost_blocks
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
         while self.num_ghost_blocks > self.max_ghost_blocks:
             oldest = self._ghosts.popleft()
             if oldest.ghost and oldest.parent is not None:

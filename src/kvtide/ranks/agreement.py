@@ -53,9 +53,10 @@ class Terms:
     `axis` is how the group's ranks split the model:
 
     - tensor, context: books must be equal in everything; plans of granules.
-    - pipeline: pages must be equal, bytes are each stage's own; changes are numbers of pages, made
-      when no micro-batch is in flight.
+    - pipeline: pages must be equal, bytes are each stage's own; changes are numbers of pages.
     - attention_data: books are each rank's own; ranks only pause at the same step.
+
+    Numbers of pages are changed on any axis when nothing is in flight on any rank.
 
     With `mode` leader only rank 0's proposals count, with replicated every rank has to make the
     same. A tick comes every `every` steps, and at every step while a change is open. `deadline`
@@ -87,8 +88,9 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What a boundary came to. `drain`: begin no new micro-batch at this step. `changed`: capacity
-    was changed here, on all ranks. `refused`: why a proposal was given up, if one was.
+    """What a boundary came to. `drain`: admit nothing and begin no step until the next boundary.
+    `changed`: capacity was changed here, on all ranks. `refused`: why a proposal was given up, if
+    one was.
     """
 
     drain: bool = False
@@ -142,15 +144,14 @@ class Agreement:
         self._member = Member(transport.rank, self._rules)
         self._allow = allow or _anything
         self._wanted: Change | None = None
+        self._asked: Change | None = None
         self._granted: Change | None = None
         self._facts: tuple[int, ...] = ()
         self._steps = 0
         self._counts = dict.fromkeys(("prepare", "commit", "abort", "refusal", "pause", "defer"), 0)
-        if names:  # fences pass sooner on one rank than on another: none counts before a tick
-            kv.peer.count_completed(0)
         self._seconds = np.zeros(_KEPT)
-        self._began = 0.0
         self._spent = 0.0
+        self._count_completed(0)  # what completes before the first tick counts with it
 
     @property
     def is_leader(self) -> bool:
@@ -177,9 +178,8 @@ class Agreement:
     def boundary(self, in_flight: int = 0) -> Turn:
         """Between two steps, on every rank: conclude the tick begun before, begin the next.
 
-        `in_flight`: steps or micro-batches begun and not over, for axes that drain; the manager's
-        own count otherwise. Raises RanksError, and from then on always, once the group has
-        stopped.
+        `in_flight`: steps or micro-batches begun and not over, if more than the manager knows of
+        by their fences. Raises RanksError, and from then on always, once the group has stopped.
         """
         if self._member.error is not None:
             raise self._member.error
@@ -244,11 +244,11 @@ class Agreement:
             self._member.answer(self._prepare(self._granted))  # as things are now
         elif self._member.phase is Phase.IDLE and self._wanted is None:
             self._wanted = self._wish()
-        wanted = self._wanted
+        wanted = self._asked = self._wanted
         ballot = self._member.cast(
             Observed(
                 facts=self._facts,
-                in_flight=in_flight,
+                in_flight=max(in_flight, self.kv.num_in_flight),
                 completed=self.kv.peer.num_completed,
                 wants=wanted is not None,
                 proposal=None if wanted is None else encode(wanted, self._names),
@@ -271,9 +271,13 @@ class Agreement:
             raise self._member.fail(error) from None
         tick = decision.tick % _KEPT
         self._seconds[tick] = self._spent + perf_counter() - started
-        if self._rules.names:
-            self.kv.peer.count_completed(decision.completed)
+        self._count_completed(decision.completed)
         return self._act(decision)
+
+    def _count_completed(self, step: int) -> None:
+        """Steps come free together, except where ranks run steps, and number them, on their own."""
+        if self._rules.names:
+            self.kv.peer.count_completed(step)
 
     def _explained(self, error: DivergenceError) -> DivergenceError:
         """The same with every rank's value of what differs: all ranks are here, and ask alike."""
@@ -298,11 +302,12 @@ class Agreement:
         match decision.kind:
             case "prepare":
                 self._granted = decode(decision.payload, self._names)
-                self._wanted = None
+                if self._wanted is self._asked:  # else it is a newer one, for when this is over
+                    self._wanted = None
                 answer = self._prepare(self._granted)
                 self._counts["refusal"] += not answer.ready
                 self._member.answer(answer)
-                return Turn(drain=self.terms.axis == "pipeline")  # on all, whoever refuses
+                return Turn(drain=bool(self._granted.pages))  # on all, whoever refuses
             case "commit":
                 self._granted = None
                 self._apply(decode(decision.payload, self._names))
@@ -325,8 +330,11 @@ class Agreement:
         answer = change.feasible(self.kv)
         if not answer.ready:
             return Turn(refused=answer.reason.name.lower())
+        if answer.offer is not None:
+            if self.kv.num_in_flight:
+                return Turn(refused=Reason.BUSY.name.lower())
+            change = decode(answer.offer, self._names)
         self._apply(change)
-        self.kv.settle()
         return Turn(changed=True)
 
     def _wish(self) -> Change | None:
@@ -352,6 +360,8 @@ class Agreement:
         """Make the change; a rank that cannot any more stops, and with it the group."""
         try:
             change.apply(self.kv)
+            if self.terms.axis == "attention_data":
+                self.kv.settle()  # now is the time: every other rank waits as well
         except (ConfigError, DeviceError, UsageError) as error:
             failed = RanksError(
                 f"a change that all ranks had agreed on failed on rank {self._transport.rank}: "

@@ -152,10 +152,11 @@ class Tally:
         return [self._at(i) for i in range(start, start + self._shape.payload)]
 
     @property
-    def least_offer(self) -> tuple[int, ...]:
-        """The least of all offers, word by word."""
+    def least_offer(self) -> tuple[int, ...] | None:
+        """The least of all offers, word by word; None if no rank has made one."""
         start = len(_HEAD) + self._shape.facts + self._shape.payload
-        return tuple(self._low[start : start + self._shape.payload])
+        offer = tuple(self._low[start : start + self._shape.payload])
+        return None if _NEUTRAL in offer else offer
 
 
 def fold(ballots: list[IntArray]) -> IntArray:

@@ -21,6 +21,9 @@ MOST_MOVES = 8
 
 _UNCHANGED = -1
 
+_MOST = 1 << 62
+"""Largest number that may travel; the largest a word could hold stands for nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
@@ -47,12 +50,29 @@ class Change:
             raise UsageError(
                 f"the plan has {len(self.plan)} moves, a ballot holds {MOST_MOVES}; make several"
             )
+        if not (self.plan or self.pages or self.budget_bytes is not None):
+            raise UsageError("the change is empty; there is nothing to agree on")
+        self._require_sense(names)
+
+    def _require_sense(self, names: Sequence[str]) -> None:
         moved = [name for move in self.plan for name in (move.donor, move.receiver)]
         unknown = [name for name in (*self.pages, *moved) if name not in names]
         if unknown:
             raise UsageError(f"pool {unknown[0]!r} is unknown; pools are {', '.join(names)}")
-        if not (self.plan or self.pages or self.budget_bytes is not None):
-            raise UsageError("the change is empty; there is nothing to agree on")
+        self._require_numbers()
+
+    def _require_numbers(self) -> None:
+        """What a manager would refuse once all ranks have voted, or a word of a ballot not hold."""
+        for move in self.plan:
+            if move.donor == move.receiver:
+                raise UsageError(f"plan moves granules from {move.donor!r} to itself; leave it out")
+        numbers = [(1, move.granules, "granules") for move in self.plan]
+        numbers += [(0, count, f"pages of pool {name!r}") for name, count in self.pages.items()]
+        if self.budget_bytes is not None:
+            numbers.append((0, self.budget_bytes, "bytes of budget"))
+        for least, number, what in numbers:
+            if not least <= number <= _MOST:
+                raise UsageError(f"the change has {number} {what}; use {least} to {_MOST}")
 
     def feasible(self, kv: KVManager) -> Answer:
         """Whether this rank can make the change now; changes nothing."""

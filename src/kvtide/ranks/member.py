@@ -66,11 +66,12 @@ class Rules:
     def is_drained(self, tally: Tally) -> bool:
         """Whether the steps in flight allow what is to be done now.
 
-        A pipeline must be empty on all stages. Elsewhere draining is a step that all take part in,
-        so either all ranks have something in flight or none has.
+        A pipeline must be empty on all stages, and so must all ranks for what they make offers of.
+        Elsewhere draining is a step that all take part in, so either all ranks have something in
+        flight or none has.
         """
         flying = tally.in_flight
-        if self.axis == "pipeline":
+        if self.axis == "pipeline" or tally.least_offer is not None:
             return flying.high == 0
         return (flying.low > 0) == (flying.high > 0)
 
@@ -101,7 +102,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A rank's vote on the open proposal; `offer` is the most of it that can be done here."""
+    """A rank's vote on the open proposal.
+
+    `offer`: the most of it that can be done here, for what can be done in part, and only when
+    nothing is in flight. Then the least of all offers is made.
+    """
 
     ready: bool
     reason: Reason = Reason.NOTHING
@@ -279,8 +284,7 @@ class Member:
             if self._patience <= 0:
                 return self._abort(tally, Reason.BUSY, 0, tally.in_flight.high)
             return self._say(tally, "defer", payload=self._open)
-        takes_least = self.rules.axis == "pipeline"
-        payload = tally.least_offer if takes_least else self._open
+        payload = tally.least_offer or self._open
         self._close()
         self.epoch += 1
         return self._say(tally, "commit", payload=payload)
