@@ -81,10 +81,10 @@ def serve(axis: Axis, size: Size, options: Options, progress: Progress) -> dict[
     loaded = load_model(options.model, say=progress.say)
     phases = make_traffic(tokenizer_of(loaded), size)
     place.split(loaded.model)
-    trial = _trial(loaded, phases, size, options, place=place, progress=progress)
+    trial, pages = _trial(loaded, phases, size, options, place=place, progress=progress)
     outputs = place.collect({output.request_id: output for output in trial.outputs})
     answers = [outputs[request_id].token_ids for request_id in sorted(outputs)]
-    told: list[Any] = place.link.gather((_facts(trial, place), answers))
+    told: list[Any] = place.link.gather(({**_facts(trial, place), "pages": pages}, answers))
     dist.destroy_process_group()
     if place.rank:
         return None
@@ -122,8 +122,10 @@ def _trial(
     *,
     place: Any,  # noqa: ANN401 (one of three kinds)
     progress: Progress,
-) -> Trial:
-    """Serve all phases from elastic pools of this rank's part of the model."""
+) -> tuple[Trial, dict[str, list[int]]]:
+    """Serve all phases from elastic pools of this rank's part of the model; what came of it, and
+    least and most pages of each pool.
+    """
     ratio, memory_bytes = sized(loaded, size, options)
     settings: Settings = {
         "memory_bytes": memory_bytes,
@@ -135,37 +137,49 @@ def _trial(
     }
     num_jobs = sum(len(phase.jobs) for phase in phases)
     with progress.bar(f"{place.size} ranks, {place.axis}", num_jobs) as advance:
-        return run_trial(
+        conductor = _Conductor(place, advance)
+        trial = run_trial(
             loaded,
             phases,
             answer_tokens=size.answer_tokens,
             settings=settings,
-            progress=_proposing(place, advance),
+            progress=conductor.step,
             ranks=place,
         )
+    return trial, conductor.pages
 
 
-def _proposing(place: Any, advance: Callable[[int], None]) -> Callable[[int], None]:  # noqa: ANN401
-    """`advance`, and every few steps a change, in all directions by turns.
-
-    Tensor parallel pools trade by themselves, on all ranks alike.
+class _Conductor:
+    """Counts steps, sees how large pools are, and every few steps proposes a change, in all
+    directions by turns. Tensor parallel pools trade by themselves, on all ranks alike.
     """
-    steps = 0
-    directions: Iterator[tuple[str, str]] | None = None
 
-    def step(ended: int) -> None:
-        nonlocal steps, directions
-        advance(ended)
-        steps += 1
-        proposes = place.axis == "attention_data" or (place.axis == "pipeline" and not place.rank)
-        if proposes and steps % FORCED == 0:
-            kv: KVManager = place.agreement.kv
-            directions = directions or cycle(permutations(kv.pools, 2))
-            change = _change(kv, *next(directions), in_pages=place.axis == "pipeline")
+    def __init__(self, place: Any, advance: Callable[[int], None]) -> None:  # noqa: ANN401
+        self._place, self._advance = place, advance
+        self._steps = 0
+        self._directions: Iterator[tuple[str, str]] | None = None
+        self.pages: dict[str, list[int]] = {}
+        """Pages each pool had, least and most."""
+
+    def step(self, ended: int) -> None:
+        """After each step, in which so many requests ended."""
+        self._advance(ended)
+        self._steps += 1
+        kv: KVManager = self._place.agreement.kv
+        for name, pool in kv.pools.items():
+            least, most = self.pages.get(name, (pool.num_usable, 0))
+            self.pages[name] = [min(least, pool.num_usable), max(most, pool.num_usable)]
+        if self._proposes() and self._steps % FORCED == 0:
+            self._directions = self._directions or cycle(permutations(kv.pools, 2))
+            in_pages = self._place.axis == "pipeline"
+            change = _change(kv, *next(self._directions), in_pages=in_pages)
             if change is not None:
-                place.agreement.propose(change)
+                self._place.agreement.propose(change)
 
-    return step
+    def _proposes(self) -> bool:
+        if self._place.axis == "pipeline":
+            return self._place.rank == 0
+        return self._place.axis == "attention_data"
 
 
 def _change(kv: KVManager, donor: str, receiver: str, *, in_pages: bool) -> Change | None:
@@ -186,10 +200,6 @@ def _change(kv: KVManager, donor: str, receiver: str, *, in_pages: bool) -> Chan
 def _facts(trial: Trial, place: Any) -> dict[str, Any]:  # noqa: ANN401
     """What this rank tells of itself."""
     facts = place.agreement.facts()
-    sizes: dict[str, list[int]] = {}
-    for sample in trial.samples:
-        bytes_each = trial.end.pools[sample.pool].page_bytes
-        sizes.setdefault(sample.pool, []).append(sample.mapped_bytes // bytes_each)
     pauses = np.array([step.pause_ms for step in trial.steps])
     return {
         "rank": place.rank,
@@ -206,7 +216,6 @@ def _facts(trial: Trial, place: Any) -> dict[str, Any]:  # noqa: ANN401
         },
         "pause_ms_p99": round(float(np.percentile(pauses, 99)), 3),
         "page_bytes": {name: pool.page_bytes for name, pool in trial.end.pools.items()},
-        "pages": {name: [min(seen), max(seen)] for name, seen in sizes.items()},
         "memory_bytes": trial.end.budget_bytes,
         "seconds": round(trial.seconds, 2),
     }
