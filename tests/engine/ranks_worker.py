@@ -119,7 +119,19 @@ def report(llm: LLM, place: Any, outputs: list[RequestOutput]) -> dict[str, Any]
 
 def run(place: Any, model: str, kib: int, *, forced: bool) -> dict[str, Any]:
     with LLM(build(model), ranks=place, **settings(kib)) as llm:
-        return report(llm, place, serve(llm, place, forced=forced))
+        found = report(llm, place, serve(llm, place, forced=forced))
+        outputs = llm.generate(make_prompts(), SamplingParams(max_tokens=ANSWER))
+        return {**found, "generated": [list(output.token_ids) for output in outputs]}
+
+
+class WronglySplit(TensorRanks):
+    """As if one rank had not understood its part of the model."""
+
+    def _split(self, model: PreTrainedModel) -> None:
+        super()._split(model)
+        if self.rank == 1:
+            down: Any = model.base_model.layers[0].mlp.down_proj
+            down.weight.mul_(1.01)
 
 
 def refusal(place: Any, model: str) -> str:
@@ -144,6 +156,7 @@ def serving() -> dict[str, Any]:
         "data": run(data(), "mixed", 300, forced=True),
         "refused: experts by tensors": refusal(tensor(), "qwen3_moe"),
         "refused: states by layers": refusal(pipeline(), "qwen3_next"),
+        "refused: other logits": refusal(WronglySplit(deadline=deadline), "mixed"),
         "refused: kinds apart": refusal(pipeline(), "separate"),
     }
 

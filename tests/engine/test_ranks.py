@@ -53,6 +53,7 @@ def test_two_ranks_give_the_tokens_of_one(found: Found, case: str, model: str) -
     answers = right(build(model), make_prompts(), ANSWER)
     for rank in found:
         assert rank[case]["answers"] == answers * 2
+        assert rank[case]["generated"] == answers
 
 
 @pytest.mark.parametrize("case", TRADING)
@@ -97,6 +98,7 @@ def test_what_cannot_be_split_is_refused_on_all_ranks(found: Found) -> None:
     for rank in found:
         assert "without experts" in rank["refused: experts by tensors"]
         assert "recurrent states" in rank["refused: states by layers"]
+        assert "other logits than the whole" in rank["refused: other logits"]
         assert "use fewer stages" in rank["refused: kinds apart"]
         assert all(rank[case].startswith("ConfigError") for case in rank if "refused" in case)
 

@@ -152,7 +152,8 @@ class DataRanks(Ranks):
     """Attention data parallel: every rank computes the whole of its own requests.
 
     Request i is served by rank i mod n. Pools and plans are each rank's own; only the moment at
-    which agreed changes are made is shared. Outputs of requests are where they are served.
+    which agreed changes are made is shared. `LLM.generate` returns all outputs on every rank;
+    `stream` and `take` know those that are served here.
     """
 
     axis = "attention_data"
