@@ -142,7 +142,7 @@ def refusal(place: Any, model: str) -> str:
     return "not refused"
 
 
-def serving() -> dict[str, Any]:
+def serving(rank: int) -> dict[str, Any]:
     every, deadline = 2, 60.0
     tensor, pipeline, data = (
         (lambda kind=kind: kind(every=every, deadline=deadline)) for kind in KINDS.values()
@@ -152,7 +152,7 @@ def serving() -> dict[str, Any]:
         "tensor, proposed": run(tensor(), "mixed", 160, forced=True),
         "tensor, one head": run(tensor(), "one head", 160, forced=False),
         "pipeline": run(pipeline(), "mixed", 300, forced=True),
-        "pipeline, tight": run(pipeline(), "full", 168, forced=False),
+        "pipeline, tight": run(pipeline(), "full", 168 + 40 * rank, forced=False),
         "data": run(data(), "mixed", 300, forced=True),
         "refused: experts by tensors": refusal(tensor(), "qwen3_moe"),
         "refused: states by layers": refusal(pipeline(), "qwen3_next"),
@@ -185,7 +185,7 @@ def main() -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size
     )
-    found: dict[str, Any] = serving() if case == "serving" else {}
+    found: dict[str, Any] = serving(rank) if case == "serving" else {}
     for number, each in enumerate(() if found else case.split(", ")):
         kind, how = each.split()
         # One that raises and stays is heard of at the deadline; the last one's end is noticed.

@@ -94,8 +94,8 @@ class Ranks(Alone):
 
     def begin(self, kv: KVManager) -> None:
         """See `Place`."""
-        memory = kv.memory.granule_bytes, kv.memory.num_granules
-        alike = fingerprint_of(kv.layout, self.axis, memory, kv.max_tokens, kv.options.mode)
+        sizes = (kv.memory.granule_bytes, kv.memory.num_granules) if self.axis == "tensor" else ()
+        alike = fingerprint_of(kv.layout, self.axis, sizes, kv.max_tokens, kv.options.mode)
         agree_quotas(self.transport, {}, fingerprint=alike, seconds=self.terms.deadline)
         self._agreement = Agreement(kv, self.transport, self.terms)
 
