@@ -6,13 +6,19 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from kvtide.cli.demo.traffic import Size
 from kvtide.engine import Loaded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 SIZE = Size(
     first_chats=6,
@@ -61,3 +67,35 @@ def loaded() -> Loaded:
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return Loaded(model=model.eval(), tokenizer=Bytes(), name="tiny", terms="terms of tiny")
+
+
+def save_tiny(folder: Path) -> Path:
+    """A model folder for processes of their own: a Gemma 3 of four layers, one byte a token."""
+    letters = sorted(ByteLevel.alphabet())
+    vocabulary = {"<bos>": 0} | {letter: 1 + i for i, letter in enumerate(letters)}
+    bytes_only = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    bytes_only.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    bytes_only.decoder = ByteLevelDecoder()
+    bytes_only.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 0)])
+    PreTrainedTokenizerFast(tokenizer_object=bytes_only, bos_token="<bos>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "gemma3_text",
+        vocab_size=len(vocabulary),
+        hidden_size=64,
+        intermediate_size=96,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_hidden_layers=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=64,
+        query_pre_attn_scalar=16,
+        max_position_embeddings=2048,
+        pad_token_id=None,
+        bos_token_id=0,
+        eos_token_id=None,
+        initializer_range=0.2,
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvtide.config import Options
 from kvtide.engine.request import Request, RequestId, SamplingParams
-from kvtide.engine.scheduler import Scheduler, SchedulerConfig, StepPlan
+from kvtide.engine.scheduler import Scheduler, SchedulerConfig
 from kvtide.layout import FullSpec, Layout, WindowSpec
 from kvtide.manager import KVManager
 from kvtide.memory import NullMemory
+
+if TYPE_CHECKING:
+    from kvtide.engine.plan import StepPlan
 
 BLOCK = 4
 FULL_PAGE = BLOCK * 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 from typing import Any
 
 import numpy as np
@@ -371,3 +372,34 @@ def test_where_pages_straddle_granules_ground_goes_from_the_top_only() -> None:
     mapped = np.flatnonzero(kv.pools["full"].mapped)
     assert (mapped == np.arange(len(mapped))).all()
     engine.verify([low, high])
+
+
+# -- sizes in pages ------------------------------------------------------------------------------
+
+
+def test_pools_are_resized_as_soon_as_the_last_step_is_over() -> None:
+    r = rig(mode="static")
+    seq = r.start(range(4), sample=True)
+    r.engine.step([seq], 1, in_flight=True)
+    pages = {name: pool.num_usable for name, pool in r.kv.pools.items()}
+    wanted = {"full": pages["full"] - 1, "window_8": pages["window_8"] + 1}
+    with pytest.raises(UsageError, match="1 steps are in flight"):
+        r.kv.resize(wanted)
+    r.engine.complete()
+    assert r.kv.resize(wanted) == wanted
+    assert {name: pool.num_usable for name, pool in r.kv.pools.items()} == wanted
+    r.kv.check()
+
+
+def test_managers_of_other_page_bytes_keep_equal_books_once_resized_alike() -> None:
+    rigs = [Rig(full(), pages=[n], max_tokens=32, mode="static") for n in (20, 80)]
+    for r in rigs:  # one memory holds four times the pages of the other
+        assert r.kv.resize({"full": 16}) == {"full": 16}
+    draw = random.Random(0)
+    for _ in range(200):
+        shared = [draw.randrange(3), *range(draw.randrange(20))]
+        tokens = [*shared, *(draw.randrange(3) for _ in range(draw.randrange(1, 12)))]
+        for r in rigs:
+            r.cache(tokens)
+        assert rigs[0].kv.peer.digest() == rigs[1].kv.peer.digest()
+    assert rigs[0].kv.snapshot().pools["full"].evicted > 0

@@ -34,7 +34,7 @@ def version() -> None:
 
 
 @app.command()
-def demo(
+def demo(  # noqa: PLR0913 (a command line)
     *,
     short: Annotated[bool, typer.Option("--short", help="Less traffic.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
@@ -51,17 +51,29 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for picture and numbers.")] = Path(
         "demo-output"
     ),
+    tp: Annotated[int, typer.Option(help="Ranks that split every layer.", min=1)] = 1,
+    pp: Annotated[int, typer.Option(help="Ranks that split the layers.", min=1)] = 1,
+    adp: Annotated[int, typer.Option(help="Ranks that split the requests.", min=1)] = 1,
 ) -> None:
     """Serve traffic that changes its mind, with the start-up split fixed and then elastic.
 
-    Every output token is compared with what transformers' own cache gives. Exit status 1 if one
-    differs, 2 if the demo can not run.
+    Every output token is compared with what transformers' own cache gives. With --tp, --pp or --adp
+    the traffic is served by so many processes together, while their pools change. Exit status 1 if
+    a token differs, 2 if the demo can not run, 3 if a rank was lost.
     """
     command = _subcommand("kvtide.cli.demo.command", needs=("torch", "transformers", "gguf"))
     options = command.Options(
         model=model, memory_bytes=int(memory * 2**20), granule_bytes=granule << 10
     )
-    raise typer.Exit(command.run(options, out=out, short=short, as_json=as_json))
+    asked = [(axis, n) for axis, n in (("tp", tp), ("pp", pp), ("adp", adp)) if n > 1]
+    if len(asked) > 1:
+        raise typer.BadParameter("--tp, --pp and --adp exclude each other; give one of them")
+    if asked:
+        launch = import_module("kvtide.cli.demo.launch")
+        status = launch.run(options, *asked[0], out=out, short=short, as_json=as_json)
+    else:
+        status = command.run(options, out=out, short=short, as_json=as_json)
+    raise typer.Exit(status)
 
 
 @app.command()

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 import numpy as np
 
 from kvtide.engine.answers import Answers, merge
+from kvtide.engine.flights import Flight, Flights
 from kvtide.engine.load import Loaded, load_model
+from kvtide.engine.parallel import Alone
 from kvtide.engine.request import (
     Delta,
     FinishReason,
@@ -20,10 +22,9 @@ from kvtide.engine.request import (
     RequestOutput,
     SamplingParams,
 )
-from kvtide.engine.runner import TorchRunner
-from kvtide.engine.scheduler import Scheduler, SchedulerConfig, StepPlan
+from kvtide.engine.scheduler import Scheduler, SchedulerConfig
 from kvtide.engine.stats import StepStats, Stopwatch
-from kvtide.errors import InvariantError, KvError, UsageError
+from kvtide.errors import InvariantError, KvError, RanksError, UsageError
 from kvtide.manager import KVManager, Options
 from kvtide.memory import DEFAULT_GRANULE_BYTES, MemfdMemory
 from kvtide.torch import layout_from_model
@@ -36,7 +37,11 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from kvtide.config import Mode
     from kvtide.engine.load import Tokenizer
+    from kvtide.engine.parallel import Place
+    from kvtide.engine.plan import StepPlan
+    from kvtide.ranks import Turn
 
 Prompt: TypeAlias = "str | Sequence[int]"
 Model: TypeAlias = "PreTrainedModel | Loaded | str | Path | None"
@@ -86,24 +91,48 @@ class LLM:
     `model` is a loaded transformers model (then give its `tokenizer`), or anything that
     `load_model` takes. Use it in a `with` block, or call `close()`: it holds the memory of its
     caches until then. Not for use from several threads at once.
+
+    `ranks` is this process's place among several that run the model together, as
+    `kvtide.engine.parallel` says: all of them make the same calls in the same order, and of the
+    model each keeps its part. RanksError once another one is lost, or differs.
     """
 
     def __init__(
         self,
         model: Model = None,
         tokenizer: Tokenizer | None = None,
+        *,
+        ranks: Place | None = None,
         **settings: Unpack[Settings],
     ) -> None:
         loaded = _loaded(model, tokenizer)
         self.config = EngineConfig(**settings)
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
-        self.kv = _manager(self.model, self.config)
+        self._ranks = Alone() if ranks is None else ranks
+        self._ranks.split(self.model)
+        self.kv = self._begin()
         self._watch = Stopwatch()
-        self._scheduler = Scheduler(self.kv, _limits(self.config), watch=self._watch)
-        self._runner = TorchRunner(self.model, self.kv, watch=self._watch)
+        limits = _limits(self.config, self._ranks.depth)
+        self._scheduler = Scheduler(self.kv, limits, watch=self._watch)
+        self._runner = self._ranks.runner(self.model, self.kv, self._watch)
+        self._flights = Flights(self._ranks.depth)
         self._answers = Answers(self._decode)
         self._eos_ids = _eos_ids(self.model)
-        self._num_steps = self._num_requests = 0
+        self._num_turns = self._num_steps = self._num_requests = self._num_idle = 0
+
+    def _begin(self) -> KVManager:
+        """A manager that the other ranks, if any, agree with."""
+        try:
+            kv = _manager(self.model, self.config, self._ranks.mode(self.config.mode))
+        except KvError as error:
+            self._ranks.halt(str(error))
+            raise
+        try:
+            self._ranks.begin(kv)
+        except KvError:
+            kv.shut_down()
+            raise
+        return kv
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +143,13 @@ class LLM:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            if error is None:
+                self._ranks.end()
+            elif not isinstance(error, RanksError):  # who has failed has told everybody
+                self._ranks.halt(f"{type(error).__name__}: {error}")
+        finally:
+            self.close()
 
     def close(self) -> None:
         """End every request and give the memory back."""
@@ -123,8 +158,8 @@ class LLM:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has anything to do."""
-        return self._scheduler.has_work
+        """Whether `step` has anything to do, on any rank."""
+        return self._ranks.has_work(self._scheduler.num_open)
 
     def generate(
         self,
@@ -139,6 +174,7 @@ class LLM:
         outputs: dict[RequestId, RequestOutput] = {}
         for _ in self._drive(ids, outputs):
             pass
+        outputs = self._ranks.collect(outputs)
         return [outputs[request_id] for request_id in ids]
 
     def stream(
@@ -178,8 +214,10 @@ class LLM:
             eos_ids=self._eos_ids,
         )
         self._num_requests += 1
-        self._answers.open(request)
-        self._scheduler.add(request)
+        self._ranks.added()
+        if self._ranks.serves(request.id):
+            self._answers.open(request)
+            self._scheduler.add(request)
         return request.id
 
     def abort(self, request_id: RequestId) -> bool:
@@ -196,24 +234,45 @@ class LLM:
         """Run one step: whatever is running gets on. Returns what is new, one delta a request."""
         started = perf_counter()
         self._watch.take()
-        plan = self._scheduler.schedule()
-        deltas = [] if plan is None else self._run(plan)
+        turn = self._ranks.boundary(self._flights.num_begun)
+        plan = None if turn.drain else self._scheduler.schedule(self._num_turns % self._ranks.depth)
+        self._num_turns += 1
+        deltas = self._fly(plan)
         deltas += self._collect()
-        if plan is None and not deltas and self.has_work:
-            raise InvariantError("requests are waiting and none of them was run or refused")
+        self._ranks.stepped(self._scheduler.num_open)
+        self._require_progress(turn, is_idle=plan is None and not deltas)
         if plan is not None and self.config.on_step is not None:
             self.config.on_step(self._stats(plan, perf_counter() - started))
         return merge(deltas)
 
-    def _run(self, plan: StepPlan) -> list[Delta]:
-        """Compute a plan and take in its tokens."""
-        tokens = self._runner.run(plan)
+    def _fly(self, plan: StepPlan | None) -> list[Delta]:
+        """Begin a plan, and take in the tokens of the oldest one if as many as may be are begun."""
+        flight = None
+        if plan is not None:
+            flight = Flight(plan)
+            fence = flight if self._ranks.depth > 1 else None
+            flight.tokens = self._ranks.share(self._runner.run(plan, fence))
+        oldest = self._flights.push(flight)
+        return [] if oldest is None else self._land(oldest)
+
+    def _land(self, flight: Flight) -> list[Delta]:
+        """Take in the tokens of a plan that has run."""
         deltas: list[Delta] = []
-        for request, token in self._scheduler.commit(plan, tokens):
+        for request, token in self._scheduler.commit(flight.plan, flight.land()):
             deltas.append(self._answers.push(request, token))
             if request.finish is None and self._answers.met_stop(request):
                 self._scheduler.stop(request, FinishReason.STOP)
         return deltas
+
+    def _require_progress(self, turn: Turn, *, is_idle: bool) -> None:
+        """InvariantError if in no lane anything was run or refused, and nothing is to be awaited:
+        steps in flight, here or (as far as this rank knows) elsewhere.
+        """
+        waits = turn.drain or self._flights.num_begun > 0 or self.kv.num_in_flight > 0
+        is_stuck = is_idle and self._scheduler.has_work and not waits
+        self._num_idle = self._num_idle + 1 if is_stuck else 0
+        if self._num_idle >= self._ranks.depth:
+            raise InvariantError("requests are waiting and none of them was run or refused")
 
     def _collect(self) -> list[Delta]:
         """Store the outputs of what has finished."""
@@ -226,9 +285,9 @@ class LLM:
 
         However the caller leaves, nothing of `ids` stays in the engine.
         """
-        left = set(ids)
+        left = {request_id for request_id in ids if self._ranks.serves(request_id)}
         try:
-            while left:
+            while self._ranks.has_work(len(left)):
                 for delta in self.step():
                     if delta.request_id in left:
                         yield delta
@@ -295,7 +354,7 @@ def _loaded(model: Model, tokenizer: Tokenizer | None) -> Loaded:
     return Loaded(model=model, tokenizer=tokenizer, name=type(model).__name__)
 
 
-def _manager(model: PreTrainedModel, config: EngineConfig) -> KVManager:
+def _manager(model: PreTrainedModel, config: EngineConfig, mode: Mode) -> KVManager:
     """A memory manager for `model`; it owns the memory it is given."""
     given: Any = model  # its dtype is read-only, which the stubs count as another type
     layout = layout_from_model(
@@ -311,15 +370,16 @@ def _manager(model: PreTrainedModel, config: EngineConfig) -> KVManager:
             memory,
             max_sequences=config.max_sequences,
             max_tokens=config.max_tokens,
-            options=Options(mode=config.mode, pool_ratio=config.pool_ratio),
+            options=Options(mode=mode, pool_ratio=config.pool_ratio),
         )
     except KvError:
         memory.close()
         raise
 
 
-def _limits(config: EngineConfig) -> SchedulerConfig:
+def _limits(config: EngineConfig, lanes: int) -> SchedulerConfig:
     return SchedulerConfig(
+        lanes=lanes,
         max_running=config.max_sequences,
         chunk_tokens=config.chunk_tokens,
         max_length=config.max_tokens,

@@ -70,6 +70,7 @@ class Request:
     seed: int = 0
     eos_ids: frozenset[int] = frozenset()
     arrival: int = 0
+    lane: int = 0
     output: list[int] = field(default_factory=list[int])
     sequence: Sequence | None = None
     hit_tokens: int = 0

@@ -14,9 +14,10 @@ from kvtide.torch import PagedCache
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from kvtide.engine.scheduler import Row, StepPlan
+    from kvtide.engine.plan import Row, StepPlan
     from kvtide.engine.stats import Stopwatch
     from kvtide.manager import KVManager
+    from kvtide.pool import Fence
     from kvtide.sequence import Step
     from kvtide.types import IntArray
 
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
 class Runner(Protocol):
     """What an engine needs of a runner; a simulator brings its own."""
 
-    def run(self, plan: StepPlan) -> IntArray:
-        """Compute the plan's tokens; int64 [rows], the token picked for each row or -1."""
+    def run(self, plan: StepPlan, fence: Fence | None = None) -> IntArray:
+        """Compute the plan's tokens; int64 [rows], the token picked for each row or -1.
+
+        `fence`: when the step is over, if not at the end of this call.
+        """
         ...
 
     def close(self) -> None:
@@ -42,7 +46,7 @@ class TorchRunner:
         self._cache: PagedCache | None = PagedCache(kv, self._model)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> IntArray:
+    def run(self, plan: StepPlan, fence: Fence | None = None) -> IntArray:
         """Compute the plan's tokens inside one manager step; -1 where no token is due.
 
         Rows that are alike, as `PagedCache.split` says, share a forward: those that generate are
@@ -53,6 +57,7 @@ class TorchRunner:
         with ExitStack() as stack:
             with self._watch:
                 step = stack.enter_context(self._kv.step(plan.batch, plan.num_new))
+            step.fence = fence
             for indices in self._cache.split(step.starts, plan.num_new):
                 tokens[indices] = self._forward([plan.rows[i] for i in indices], step, indices)
         return tokens
@@ -69,17 +74,24 @@ class TorchRunner:
         ids = torch.as_tensor(np.stack([_new_tokens(row) for row in rows]))
         with self._cache.bind(step, indices.tolist()) as inputs:
             given: dict[str, Any] = {"cache": self._cache, "use_cache": True, **inputs}
-            ids = ids.to(self._model.device)
-            if not due:
-                # A chunk in the middle of a prompt needs no logits, and a vocabulary's matrix is
-                # the largest of a small model.
-                self._model.base_model(ids, **given)
-                return tokens
-            logits = self._model(ids, logits_to_keep=1, **given).logits[:, -1]
+            logits = self._compute(ids.to(self._model.device), given, is_due=bool(due))
+        if logits is None:
+            return tokens
         if len(due) < len(rows):  # picking all rows would only copy them: 1 MB each
             logits = logits[due]
         tokens[due] = sample(logits, Settings.of([rows[i].request for i in due]))
         return tokens
+
+    def _compute(
+        self, ids: torch.Tensor, given: dict[str, Any], *, is_due: bool
+    ) -> torch.Tensor | None:
+        """One model call on `ids` [rows, new]; the logits after each row if any token is due."""
+        if is_due:
+            return self._model(ids, logits_to_keep=1, **given).logits[:, -1]
+        # A chunk in the middle of a prompt needs no logits, and a vocabulary's matrix is the
+        # largest of a small model.
+        self._model.base_model(ids, **given)
+        return None
 
 
 def _new_tokens(row: Row) -> IntArray:

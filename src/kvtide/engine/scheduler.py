@@ -18,63 +18,38 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvtide.engine.plan import Row, StepPlan, num_remaining, sequence_of
 from kvtide.engine.request import FinishReason, Request, RequestId
 from kvtide.engine.stats import Stopwatch
 from kvtide.errors import CapacityError, ConfigError, UsageError
+from kvtide.types import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Rows
 
     from kvtide.manager import KVManager
-    from kvtide.sequence import Answer, Batch, Sequence
+    from kvtide.sequence import Answer
     from kvtide.types import IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits: requests running at once, prompt tokens a step, longest sequence in tokens."""
+    """Limits: requests running at once, prompt tokens a step, longest sequence in tokens.
+
+    With several `lanes`, as many steps are in flight at once, each with the running requests of one
+    lane: a lane is scheduled anew when its step is committed.
+    """
 
     max_running: int
     chunk_tokens: int
     max_length: int
+    lanes: int = 1
 
     def __post_init__(self) -> None:
         """Refuse limits under which nothing could run."""
-        for name in ("max_running", "chunk_tokens", "max_length"):
+        for name in ("max_running", "chunk_tokens", "max_length", "lanes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Tokens `[start, start + num_new)` of one request, computed in this step.
-
-    `samples` says whether they reach the end of what is known, so that a token can be picked;
-    `generates` whether it is the last token of an answer that is computed, to go on with it.
-    """
-
-    request: Request
-    start: int
-    num_new: int
-    samples: bool
-
-    @property
-    def generates(self) -> bool:
-        """Whether this is decoding, not a prompt or something computed again."""
-        return self.num_new == 1 and self.start >= len(self.request.prompt)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan:
-    """One step: rows, the manager's batch of their sequences, and what was decided on the way."""
-
-    rows: tuple[Row, ...]
-    batch: Batch
-    num_new: IntArray
-    hit_tokens: int
-    recomputed_tokens: int
-    num_admitted: int
-    num_preempted: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +89,9 @@ class Scheduler:
         # After a preemption nobody is admitted until a running request ends: the newcomer would
         # take the room that was just made, and lose it again a few steps later.
         self._admits = True
+        self._lane = 0
+        self._short: set[int] = set()
+        """Lanes whose requests wait for pages of steps in flight. Nobody is admitted meanwhile."""
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.refusals: Counter[str] = Counter()
@@ -123,6 +101,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any request is waiting or running."""
         return bool(self.waiting or self.running)
+
+    @property
+    def num_open(self) -> int:
+        """Requests waiting or running."""
+        return len(self.waiting) + len(self.running)
 
     def add(self, request: Request) -> None:
         """Queue a request. One that can never fit ends at once, with the reason in its `error`."""
@@ -162,11 +145,14 @@ class Scheduler:
         finished, self._finished = self._finished, []
         return finished
 
-    def schedule(self) -> StepPlan | None:
+    def schedule(self, lane: int = 0) -> StepPlan | None:
         """Decide the next step and reserve its pages, or None if nothing can run.
 
-        None with work left happens only when every request looked at has just ended in an error.
+        None with work left happens only when every request looked at has just ended in an error,
+        or while steps are in flight: of other lanes, or not yet known to be over on all ranks.
         """
+        self._lane = lane
+        self._short.discard(lane)
         self._tally = _Tally()
         rows = self._secure(self._continue_running())
         rows += self._admit_waiting(self._config.chunk_tokens - _prompt_tokens(rows))
@@ -175,7 +161,7 @@ class Scheduler:
         tally = self._tally
         return StepPlan(
             rows=tuple(rows),
-            batch=self._kv.batch([_sequence(row.request) for row in rows]),
+            batch=self._kv.batch([sequence_of(row.request) for row in rows]),
             num_new=np.array([row.num_new for row in rows], dtype=np.int64),
             hit_tokens=tally.hit_tokens,
             recomputed_tokens=tally.recomputed_tokens,
@@ -186,13 +172,16 @@ class Scheduler:
     def commit(self, plan: StepPlan, tokens: IntArray) -> list[tuple[Request, int]]:
         """The plan has run: take its tokens (-1: none) and return those that are new.
 
-        Requests that end here are closed; their pages stay cached for later ones.
+        Requests that end here are closed; their pages stay cached for later ones. Those that were
+        stopped meanwhile are passed over.
         """
         with self._watch:
             self._kv.commit(plan.batch, tokens)
         new: list[tuple[Request, int]] = []
         for row, token in zip(plan.rows, tokens.tolist(), strict=True):
             request = row.request
+            if request.finish is not None:
+                continue
             request.reached = max(request.reached, row.start + row.num_new)
             if token >= 0:
                 request.output.append(token)
@@ -205,28 +194,37 @@ class Scheduler:
 
     def _continue_running(self) -> list[Row]:
         """Rows of what is running: one token for each that generates, then chunks of prompts."""
-        rows = [_row(request, 1) for request in self.running if _remaining(request) == 1]
+        running = [request for request in self.running if request.lane == self._lane]
+        rows = [Row.of(request, 1) for request in running if num_remaining(request) == 1]
         budget = self._config.chunk_tokens
-        for request in self.running:
-            if budget > 0 and _remaining(request) > 1:
+        for request in running:
+            if budget > 0 and num_remaining(request) > 1:
                 rows.append(self._chunk(request, budget))
                 budget -= rows[-1].num_new
         return rows
 
     def _chunk(self, request: Request, limit: int) -> Row:
         """The next tokens of a prompt, ending where the manager wants a boundary."""
-        limit = min(limit, _remaining(request))
+        limit = min(limit, num_remaining(request))
         with self._watch:
-            return _row(request, self._kv.chunk(_sequence(request), limit))
+            return Row.of(request, self._kv.chunk(sequence_of(request), limit))
 
     def _secure(self, rows: list[Row], *, newcomer: Request | None = None) -> list[Row]:
-        """Reserve pages for `rows`, suspending the newcomer, else the youngest, until it fits."""
+        """Reserve pages for `rows`, suspending the newcomer, else the youngest, until it fits.
+
+        Nobody else is suspended while steps are in flight: pages come back when they are over, and
+        until then the rows of this lane wait.
+        """
         while rows:
             refusal = self._extend(rows)
             if refusal is None:
                 break
-            if refusal.is_final or len(self.running) == 1:
+            flying = self._kv.num_in_flight > 0
+            if refusal.is_final or (len(self.running) == 1 and not flying):
                 rows = self._narrowed(rows, refusal.reason)
+            elif flying and newcomer is None:
+                self._short.add(self._lane)
+                return []
             else:
                 victim = newcomer or self.running[-1]
                 self._preempt(victim)
@@ -234,7 +232,7 @@ class Scheduler:
         return rows
 
     def _extend(self, rows: Rows[Row]) -> _Refusal | None:
-        batch = [_sequence(row.request) for row in rows]
+        batch = [sequence_of(row.request) for row in rows]
         num_new = np.array([row.num_new for row in rows], dtype=np.int64)
         with self._watch:
             try:
@@ -262,7 +260,7 @@ class Scheduler:
     def _suspend(self, victim: Request) -> None:
         self.running.remove(victim)
         with self._watch:
-            self._kv.suspend([_sequence(victim)])
+            self._kv.suspend([sequence_of(victim)])
         victim.num_preempted += 1
         insort(self.waiting, victim, key=_turn)
 
@@ -274,16 +272,26 @@ class Scheduler:
         """
         rows: list[Row] = []
         self._admits = self._admits or not self.running
-        while self._admits and self.waiting and budget > 0:
-            if len(self.running) >= self._config.max_running:
+        while self._admits and not self._short and self.waiting and budget > 0:
+            if not self._has_place():
                 break
             row = self._start(self.waiting[0], budget)
-            if row is None and self.waiting and self.running:
+            if row is None and self.waiting and self._has_company():
                 break
             if row is not None:
                 rows.append(row)
                 budget -= row.num_new
         return rows
+
+    def _has_place(self) -> bool:
+        """Whether one more request may run in this lane, which has its share of the places."""
+        lane = sum(request.lane == self._lane for request in self.running)
+        share = ceil_div(self._config.max_running, self._config.lanes)
+        return lane < share and len(self.running) < self._config.max_running
+
+    def _has_company(self) -> bool:
+        """Whether something runs, or is in flight, that will give pages back."""
+        return bool(self.running) or self._kv.num_in_flight > 0
 
     def _start(self, request: Request, budget: int) -> Row | None:
         """Admit the first in the queue with room for its first chunk.
@@ -296,7 +304,7 @@ class Scheduler:
             refusal = self._admit(request, limit)
             if refusal is None:
                 return self._begin(request, limit)
-            if self.running and not refusal.is_final:
+            if self._has_company() and not refusal.is_final:
                 return None
             if limit == 1:
                 self._fail(request, refusal.reason)
@@ -319,8 +327,9 @@ class Scheduler:
     def _begin(self, request: Request, limit: int) -> Row | None:
         """Move an admitted request to `running` and reserve its first chunk."""
         self.waiting.remove(request)
+        request.lane = self._lane
         insort(self.running, request, key=_turn)
-        computed = _sequence(request).computed
+        computed = sequence_of(request).computed
         if request.num_preempted:
             again = max(0, request.reached - computed)
             request.recomputed_tokens += again
@@ -356,27 +365,6 @@ class Scheduler:
                 self._kv.close([sequence])
         self._admits = True
         self._finished.append(request)
-
-
-def _sequence(request: Request) -> Sequence:
-    if request.sequence is None:
-        raise UsageError(f"request {request.id} has no open sequence")
-    return request.sequence
-
-
-def _remaining(request: Request) -> int:
-    """Known tokens whose keys and values do not exist yet."""
-    return request.length - _sequence(request).computed
-
-
-def _row(request: Request, num_new: int) -> Row:
-    start = _sequence(request).computed
-    return Row(
-        request=request,
-        start=start,
-        num_new=num_new,
-        samples=start + num_new == request.length,
-    )
 
 
 def _prompt_tokens(rows: Rows[Row]) -> int:

@@ -314,7 +314,7 @@ class Agreement:
                 answer = self._prepare(self._granted)
                 self._counts["refusal"] += not answer.ready
                 self._member.answer(answer)
-                return Turn(drain=answer.offer is not None)
+                return Turn(drain=bool(self._granted.pages))  # on all, whoever refuses
             case "commit":
                 self._granted = None
                 self._apply(decode(decision.payload, self._names))

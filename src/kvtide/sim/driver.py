@@ -21,7 +21,7 @@ from kvtide.sim.traces.prefixes import Prefixes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from kvtide.engine.scheduler import StepPlan
+    from kvtide.engine.plan import StepPlan
     from kvtide.manager import KVManager
     from kvtide.sim.costs import Clock
     from kvtide.sim.policies import Decider

@@ -102,6 +102,17 @@ class DistributedTransport:
         # Is whoever holds the store gone, the others notice at their deadline.
         self._board.ask(tell, 5 * _LOOK, otherwise=None)
 
+    def failure(self) -> RankFailedError | None:
+        """Why another rank has stopped, if one has said so by `halt`; waits a second for it."""
+        return self._board.ask(self._find_failure, 5 * _LOOK, otherwise=None)
+
+    def _find_failure(self) -> RankFailedError | None:
+        for rank in range(self.size):
+            if rank != self.rank and self._store.check([f"halt/{rank}"]):
+                why = self._store.get(f"halt/{rank}").decode()
+                return RankFailedError(f"rank {rank} has stopped: {why}")
+        return None
+
     def _await(self, work: _Work, seconds: float) -> None:
         number, until = self._number, monotonic() + seconds
         self._number += 1
@@ -139,10 +150,8 @@ class DistributedTransport:
     def _find_lost(self, number: int, seconds: float) -> RankLostError | RankFailedError:
         missing = [rank for rank in range(self.size) if rank != self.rank]
         self._store.set(f"here/{number}/{self.rank}", "yes")
-        for rank in missing:
-            if self._store.check([f"halt/{rank}"]):
-                why = self._store.get(f"halt/{rank}").decode()
-                return RankFailedError(f"rank {rank} has stopped: {why}")
+        if (failure := self._find_failure()) is not None:
+            return failure
         self._store.set("halted", "yes")  # wakes the others, so that they say they are here
         until = monotonic() + 5 * _LOOK
         while missing and monotonic() < until:

@@ -40,7 +40,7 @@ class Report:
     def num_wrong(self) -> int:
         """Output tokens, of both trials, that differ from transformers' (missing ones included)."""
         return sum(
-            _count_different(output.token_ids, answer)
+            count_different(output.token_ids, answer)
             for trial in (self.fixed, self.elastic)
             for output, answer in zip(trial.outputs, self.reference.answers, strict=True)
         )
@@ -56,7 +56,8 @@ class Report:
         return self.num_wrong == 0
 
 
-def _count_different(got: Sequence[int], right: Sequence[int]) -> int:
+def count_different(got: Sequence[int], right: Sequence[int]) -> int:
+    """Tokens of an answer that are not those of the right one, missing ones included."""
     same = sum(a == b for a, b in zip(got, right, strict=False))
     return max(len(got), len(right)) - same
 

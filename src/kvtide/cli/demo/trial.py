@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvtide.cli.demo.traffic import Job, Phase
     from kvtide.engine import Loaded, RequestId, RequestOutput, StepStats
     from kvtide.engine.llm import Settings
+    from kvtide.engine.parallel import Place
     from kvtide.facts import Snapshot
 
 
@@ -94,11 +95,16 @@ def run_trial(
     answer_tokens: int,
     settings: Settings,
     progress: Callable[[int], None],
+    ranks: Place | None = None,
 ) -> Trial:
-    """Serve all phases in turn; `progress` is told how many requests ended, step by step."""
+    """Serve all phases in turn; `progress` is told how many requests ended, step by step.
+
+    `ranks`: this process's place among those that serve together. Outputs are those of requests
+    that are served here.
+    """
     steps: list[StepStats] = []
     started = perf_counter()
-    with LLM(model, **{**settings, "on_step": steps.append}) as llm:
+    with LLM(model, ranks=ranks, **{**settings, "on_step": steps.append}) as llm:
         recorder = _Recorder(llm, answer_tokens)
         ids: list[RequestId] = []
         starts: list[int] = []
