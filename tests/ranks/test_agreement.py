@@ -9,7 +9,7 @@ from tests.ranks.groups import Group
 
 from kvtide import ConfigError, Move
 from kvtide.errors import DivergenceError, RankFailedError, RankLostError, RanksError, UsageError
-from kvtide.ranks import Change, Terms, Turn
+from kvtide.ranks import Agreement, Change, LocalHub, Terms, Turn
 
 PLAN = Change(plan=(Move(donor="full", receiver="window_8", granules=3, reason="test"),))
 BACK = Change(plan=(Move(donor="window_8", receiver="full", granules=3, reason="test"),))
@@ -104,8 +104,9 @@ def test_only_the_leader_proposes_and_what_others_want_is_not_done() -> None:
     group = Group(Terms(mode="leader", every=1))
     assert [agreement.is_leader for agreement in group.agreements] == [True, False]
     group.agreements[1].propose(BACK)
-    for _ in range(6):
-        assert group.boundary() == [Turn()] * 2
+    assert group.boundary() == [Turn()] * 2  # the first ballots are only on their way
+    for _ in range(5):
+        assert group.boundary() == [Turn(wanted=True)] * 2
     assert group.agreements[1].is_open
     group.agreements[0].propose(PLAN)
     assert group.until_over() == [Turn(changed=True)] * 2
@@ -448,3 +449,15 @@ def test_a_change_of_the_wrong_kind_is_refused_where_it_is_proposed() -> None:
     with pytest.raises(UsageError, match="give the change as pages"):
         group.agreements[0].propose(PLAN)
     assert not group.agreements[0].is_open
+
+
+def test_ranks_with_different_terms_stop_at_their_first_tick() -> None:
+    group = Group(Terms(every=1))
+    kvs = [agreement.kv for agreement in group.agreements]
+    each = zip(kvs, LocalHub(2).ranks(), (1, 2), strict=True)
+    first, second = (Agreement(kv, t, Terms(every=n, deadline=0.2)) for kv, t, n in each)
+    first.boundary()
+    second.boundary()
+    for agreement in (first, second):
+        with pytest.raises(DivergenceError, match="terms from"):
+            agreement.close()

@@ -123,7 +123,6 @@ def test_each_refused_call_leaves_the_sizes_as_they_were(target: Mapping[str, in
     [
         ({"fool": 30}, "pool 'fool' is unknown"),
         ({"full": 15}, "need 16"),
-        ({"full": 1 << 20}, "the memory holds"),
     ],
 )
 def test_sizes_that_can_never_be_had_are_misuse(pages: dict[str, int], says: str) -> None:

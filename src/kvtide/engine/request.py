@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NewType
+from typing import TYPE_CHECKING, Any, NewType
 
 from kvtide.errors import ConfigError
 from kvtide.types import Scope
@@ -119,3 +119,15 @@ class RequestOutput:
     hit_tokens: int
     recomputed_tokens: int
     num_preempted: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, as JSON has them."""
+        return {**asdict(self), "finish": self.finish.value}
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> RequestOutput:
+        """The output that `to_json` gave."""
+        fields: dict[str, Any] = {**row, "finish": FinishReason(row["finish"])}
+        for name in ("prompt_token_ids", "token_ids"):
+            fields[name] = tuple(row[name])
+        return cls(**fields)

@@ -15,9 +15,10 @@ none.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Self
+from zlib import crc32
 
 import numpy as np
 
@@ -90,12 +91,13 @@ class Terms:
 class Turn:
     """What a boundary came to. `drain`: admit nothing and begin no step until the next boundary.
     `changed`: capacity was changed here, on all ranks. `refused`: why a proposal was given up, if
-    one was.
+    one was. `wanted`: in leader mode, some rank has proposed something; the leader may take it up.
     """
 
     drain: bool = False
     changed: bool = False
     refused: str | None = None
+    wanted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +134,8 @@ class Agreement:
         self.terms = terms or Terms()
         self._transport = transport
         self._names = tuple(kv.pools)
-        names = () if self.terms.axis == "attention_data" else kv.peer.digest_names
+        self._is_equal = self.terms.axis != "attention_data"
+        names = ("terms", *kv.peer.digest_names) if self._is_equal else ("terms",)
         self._rules = Rules(
             size=transport.size,
             axis=self.terms.axis,
@@ -146,6 +149,7 @@ class Agreement:
         self._wanted: Change | None = None
         self._asked: Change | None = None
         self._granted: Change | None = None
+        self._terms_sum = crc32(repr(self.terms).encode())
         self._facts: tuple[int, ...] = ()
         self._steps = 0
         self._counts = dict.fromkeys(("prepare", "commit", "abort", "refusal", "pause", "defer"), 0)
@@ -238,8 +242,8 @@ class Agreement:
 
     def _cast(self, in_flight: int) -> None:
         started = perf_counter()
-        if self._rules.names:
-            self._facts = self.kv.peer.digest(self._member.tick)
+        digest = self.kv.peer.digest(self._member.tick) if self._is_equal else ()
+        self._facts = (self._terms_sum, *digest)
         if self._member.phase is Phase.DRAINING and self._granted is not None:
             self._member.answer(self._prepare(self._granted))  # as things are now
         elif self._member.phase is Phase.IDLE and self._wanted is None:
@@ -279,11 +283,13 @@ class Agreement:
         tick = decision.tick % _KEPT
         self._seconds[tick] = self._spent + perf_counter() - started
         self._count_completed(decision.completed)
-        return self._act(decision)
+        turn = self._act(decision)
+        is_news = decision.kind == "nothing" and self.terms.mode == "leader"
+        return replace(turn, wanted=True) if is_news and decision.wants else turn
 
     def _count_completed(self, step: int) -> None:
         """Steps come free together, except where ranks run steps, and number them, on their own."""
-        if self._rules.names:
+        if self._is_equal:
             self.kv.peer.count_completed(step)
 
     def _explained(self, error: DivergenceError) -> DivergenceError:

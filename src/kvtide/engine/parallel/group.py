@@ -19,6 +19,7 @@ import torch
 from kvtide.engine.parallel.alone import Alone, Arrived
 from kvtide.engine.parallel.link import Link
 from kvtide.engine.parallel.shard import shard
+from kvtide.engine.request import RequestOutput
 from kvtide.errors import ConfigError
 from kvtide.ranks import Agreement, Terms, Turn, agree_quotas, fingerprint_of
 from kvtide.torch.ranks import DistributedTransport
@@ -188,8 +189,9 @@ class DataRanks(Ranks):
 
     def collect(self, outputs: Outputs) -> Outputs:
         """See `Place`."""
-        every: list[Outputs] = self.link.gather(outputs)
-        return {request_id: out for part in every for request_id, out in part.items()}
+        told = self.link.gather([output.to_json() for output in outputs.values()])
+        every = [RequestOutput.from_json(row) for part in told for row in part]
+        return {output.request_id: output for output in every}
 
 
 @torch.inference_mode()
