@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch.distributed import destroy_process_group, init_process_group
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvtide.engine.parallel import TensorRanks
+from kvtide.engine import LLM
+from kvtide.engine.parallel import DataRanks, TensorRanks
 from kvtide.engine.parallel.pipeline import stage_configs
 from kvtide.engine.parallel.shard import require_understood
 from kvtide.errors import ConfigError, UsageError
@@ -140,3 +142,18 @@ def test_more_stages_than_layers_are_refused() -> None:
     config = AutoConfig.for_model("qwen3", num_hidden_layers=2, hidden_size=32, vocab_size=64)
     with pytest.raises(ConfigError, match="every stage needs at least one layer"):
         stage_configs(AutoModelForCausalLM.from_config(config), 3)
+
+
+def test_an_engine_takes_what_its_machine_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Less than asked, in whole granules, where less is left."""
+    init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = tiny_model("qwen3")
+        for left, granules in ((400 * 4096 + 17, 400), (1 << 30, (8 << 20) // 4096)):
+            monkeypatch.setattr("kvtide.engine.parallel.group.free_host_bytes", lambda n=left: n)
+            with LLM(model, ranks=DataRanks(), **SMALL) as llm:
+                assert llm.kv.memory.num_granules == granules
+    finally:
+        destroy_process_group()

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from kvtide.config import Mode
     from kvtide.engine.load import Tokenizer
     from kvtide.engine.parallel import Place
     from kvtide.engine.plan import StepPlan
@@ -123,7 +122,7 @@ class LLM:
     def _begin(self) -> KVManager:
         """A manager that the other ranks, if any, agree with."""
         try:
-            kv = _manager(self.model, self.config, self._ranks.mode(self.config.mode))
+            kv = _manager(self.model, self.config, self._ranks)
         except KvError as error:
             self._ranks.halt(str(error))
             raise
@@ -354,7 +353,7 @@ def _loaded(model: Model, tokenizer: Tokenizer | None) -> Loaded:
     return Loaded(model=model, tokenizer=tokenizer, name=type(model).__name__)
 
 
-def _manager(model: PreTrainedModel, config: EngineConfig, mode: Mode) -> KVManager:
+def _manager(model: PreTrainedModel, config: EngineConfig, ranks: Place) -> KVManager:
     """A memory manager for `model`; it owns the memory it is given."""
     given: Any = model  # its dtype is read-only, which the stubs count as another type
     layout = layout_from_model(
@@ -363,14 +362,17 @@ def _manager(model: PreTrainedModel, config: EngineConfig, mode: Mode) -> KVMana
         max_tokens=config.max_tokens,
         state_interval=config.state_interval,
     )
-    memory = MemfdMemory(config.memory_bytes, config.granule_bytes)
+    num_bytes = ranks.memory(config.memory_bytes)
+    if num_bytes < config.memory_bytes:  # what is left somewhere is no whole number of granules
+        num_bytes -= num_bytes % config.granule_bytes
+    memory = MemfdMemory(num_bytes, config.granule_bytes)
     try:
         return KVManager(
             layout,
             memory,
             max_sequences=config.max_sequences,
             max_tokens=config.max_tokens,
-            options=Options(mode=mode, pool_ratio=config.pool_ratio),
+            options=Options(mode=ranks.mode(config.mode), pool_ratio=config.pool_ratio),
         )
     except KvError:
         memory.close()

@@ -44,6 +44,10 @@ class Place(Protocol):
         """The manager's mode where an engine alone would use `asked`."""
         ...
 
+    def memory(self, asked: int) -> int:
+        """Bytes for caches where an engine alone would take `asked`: what all ranks can have."""
+        ...
+
     def begin(self, kv: KVManager) -> None:
         """Agree with the others on what all have, and change capacity together from now on."""
         ...
@@ -109,6 +113,10 @@ class Alone:
         """Nothing to split."""
 
     def mode(self, asked: Literal["elastic", "static"]) -> Mode:
+        """As asked."""
+        return asked
+
+    def memory(self, asked: int) -> int:
         """As asked."""
         return asked
 

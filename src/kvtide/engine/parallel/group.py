@@ -21,7 +21,15 @@ from kvtide.engine.parallel.link import Link
 from kvtide.engine.parallel.shard import shard
 from kvtide.engine.request import RequestOutput
 from kvtide.errors import ConfigError
-from kvtide.ranks import Agreement, Terms, Turn, agree_quotas, fingerprint_of
+from kvtide.ranks import (
+    Agreement,
+    Quota,
+    Terms,
+    Turn,
+    agree_quotas,
+    fingerprint_of,
+    free_host_bytes,
+)
 from kvtide.torch.ranks import DistributedTransport
 
 if TYPE_CHECKING:
@@ -92,6 +100,12 @@ class Ranks(Alone):
                 f"the parts of {type(model).__name__} on {self.size} ranks compute other logits "
                 "than the whole; it cannot be split this way"
             )
+
+    def memory(self, asked: int) -> int:
+        """See `Place`: the least that any rank's machine has left for it, if less than asked."""
+        quota = Quota(asked=asked, free=free_host_bytes(), is_shared=True)
+        seconds = self.terms.deadline
+        return agree_quotas(self.transport, {"host": quota}, seconds=seconds)["host"].num_bytes
 
     def begin(self, kv: KVManager) -> None:
         """See `Place`."""

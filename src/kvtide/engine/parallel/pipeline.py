@@ -18,7 +18,7 @@ from kvtide.engine.parallel.shard import decoder_layers
 from kvtide.engine.runner import TorchRunner
 from kvtide.errors import ConfigError
 from kvtide.layout import Parallel
-from kvtide.ranks import agree_pages
+from kvtide.ranks import agree_pages, free_host_bytes
 from kvtide.torch import layout_from_model
 
 if TYPE_CHECKING:
@@ -53,6 +53,10 @@ class PipelineRanks(Ranks):
     def mode(self, asked: Literal["elastic", "static"]) -> Mode:
         """See `Place`."""
         return "dry_run" if asked == "elastic" else "static"
+
+    def memory(self, asked: int) -> int:
+        """See `Place`: each stage's own, since pages are made equal afterwards."""
+        return min(asked, free_host_bytes())
 
     def begin(self, kv: KVManager) -> None:
         """See `Place`."""
