@@ -194,7 +194,7 @@ def hot(repeats: int = 9, loops: int = 300) -> dict[str, float]:
     group = Agreement(kv, transport, Terms(every=2))
     group.boundary()
     group.boundary()
-    facts, rules = kv.peer.digest(), group._rules
+    facts, rules = group._facts, group._rules
     member = Member(0, rules)
     words = member.cast(Observed(facts=facts))
     tensor = torch.zeros(len(words), dtype=torch.int64)

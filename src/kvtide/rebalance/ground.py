@@ -184,7 +184,7 @@ class Ground:
         coldest pages. False if nobody does.
         """
         most = self._mover.remaining()
-        if most < len(self._pools[group].growth_for(1)):
+        if not self._has_donors(group) or not self._may_grow(group, most):
             return False
         keeps = self._peaks(wanted)
         for donor in self._donors(group):
@@ -204,13 +204,15 @@ class Ground:
     def _take_idle(self, group: int, missing: int, wanted: Sequence[int]) -> bool:
         """Take ground that is free elsewhere and was not used lately: nobody has to drop a page."""
         most = self._mover.remaining()
-        if most < len(self._pools[group].growth_for(1)):
+        if not self._has_donors(group) or not self._may_grow(group, most):
             return False
         keeps = self._peaks(wanted)
         for donor in self._donors(group):
             pool = self._pools[donor]
             pool.books.drain()
             idle = granules_spared(pool, pool.books.num_free - keeps[donor])
+            if idle <= 0:
+                continue
             granules = min(most, self._share(donor, group, missing), idle)
             given = self._mover.give(donor, granules, keeps[donor]) if granules > 0 else 0
             if given and self._mover.grow(group, self._pages_of(group, missing, granules)):
@@ -276,6 +278,18 @@ class Ground:
             max(now, peak - pool.books.num_leased - pool.books.num_in_flight)
             for now, peak, pool in zip(wanted, faded, self._pools, strict=True)
         ]
+
+    def _may_grow(self, group: int, most: int) -> bool:
+        """Whether `most` granules are enough for one more page of the pool."""
+        space = self._pools[group].space
+        enough = space.page_bytes // space.granule_bytes + 2  # wherever a page may stand
+        return most >= enough or most >= len(self._pools[group].growth_for(1))
+
+    def _has_donors(self, group: int) -> bool:
+        return any(
+            d != group and pool.num_mapped > self._mover.bottom(d)
+            for d, pool in enumerate(self._pools)
+        )
 
     def _donors(self, group: int) -> list[int]:
         """Pools above their floors: those with the most idle free pages come first."""

@@ -73,6 +73,8 @@ class Mover:
         """
         pool = self.pools[group]
         free = min(self.budget.num_free, self.ceilings[group] - pool.num_mapped)
+        if free <= 0:
+            return False  # the usual case once the budget is used up: no page can be looked for
         space = pool.space
         num_pages = min(num_pages, free * space.granule_bytes // space.page_bytes + 1)
         while num_pages > 0:
