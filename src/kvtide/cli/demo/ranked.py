@@ -268,4 +268,7 @@ def _verdict(report: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    status = main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # gloo's threads abort a process now and then while the interpreter ends
