@@ -81,15 +81,18 @@ def _start(num_ranks: int, folder: str) -> tuple[int, str] | None:
 
 
 def _reason(exits: dict[int, int], folder: Path) -> tuple[int, str]:
-    """Exit status and why: what a rank has said, or how one ended that could not say anything."""
+    """Exit status and why: what a rank has said, or how one ended that could not say anything.
+
+    What was said comes first: a rank that stood still was killed in the end, for want of an answer.
+    """
+    told: list[dict[str, Any]] = [
+        json.loads(path.read_text()) for path in sorted(folder.glob("error-*.json"))
+    ]
+    for each in sorted(told, key=lambda each: each["status"]):  # what is refused before all
+        return each["status"], each["message"]
     for rank, code in sorted(exits.items()):
         if code < 0 and code != -signal.SIGTERM:
             name = signal.Signals(-code).name
             return STOPPED, f"rank {rank} was ended by {name}; the other ranks have been stopped"
-    told: list[dict[str, Any]] = [
-        json.loads(path.read_text()) for path in sorted(folder.glob("error-*.json"))
-    ]
-    for each in sorted(told, key=lambda each: each["status"]):  # what is refused comes first
-        return each["status"], each["message"]
     rank, code = min(exits.items())
     return STOPPED, f"rank {rank} ended with status {code}; the other ranks have been stopped"
