@@ -53,7 +53,8 @@ class LocalHub:
     def __init__(self, size: int) -> None:
         self._news = threading.Condition()
         self.size = size
-        self._sent: list[dict[int, IntArray]] = []
+        self._sent: dict[int, dict[int, IntArray]] = {}
+        self._taken: dict[int, int] = {}
         self._halted: dict[int, str] = {}
         self._lost: set[int] = set()
         self.num_folds = 0
@@ -70,11 +71,10 @@ class LocalHub:
     def send(self, rank: int, number: int, words: IntArray) -> None:
         """`rank`'s words of the group's `number`-th exchange."""
         with self._news:
-            while len(self._sent) <= number:
-                self._sent.append({})
-            self.num_folds += not self._sent[number]
+            self.num_folds += number not in self._sent
+            sent = self._sent.setdefault(number, {})
             if rank not in self._lost:
-                self._sent[number][rank] = words
+                sent[rank] = words
             self._news.notify_all()
 
     def await_all(self, rank: int, number: int, seconds: float) -> list[IntArray]:
@@ -82,8 +82,9 @@ class LocalHub:
         until = monotonic() + seconds
         with self._news:
             while True:
-                sent = self._sent[number] if number < len(self._sent) else {}
+                sent = self._sent.get(number, {})
                 if len(sent) == self.size:
+                    self._forget(number)
                     return [sent[r] for r in range(self.size)]
                 for other, why in self._halted.items():
                     if other != rank:
@@ -91,6 +92,12 @@ class LocalHub:
                 if not self._news.wait(max(0.0, until - monotonic())):
                     missing = [r for r in range(self.size) if r not in sent]
                     raise RankLostError.silent(missing, number, seconds)
+
+    def _forget(self, number: int) -> None:
+        """One more rank has taken an exchange: the last one takes it away."""
+        self._taken[number] = self._taken.get(number, 0) + 1
+        if self._taken[number] == self.size:
+            del self._sent[number], self._taken[number]
 
     def halt(self, rank: int, why: str) -> None:
         """`rank` stops."""
